@@ -1,0 +1,336 @@
+"""Application: settings, sources, `dataframe()` and `run()`."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.dataframe import StreamingDataFrame
+from holdfast.errors import InvalidPipeline, RunIsAlive, UnknownOption
+from holdfast.log import paths
+from holdfast.log.manifest import Chain, Manifest, ManifestId, check_owner, new_id
+from holdfast.log.storage import LocalStorage
+from holdfast.persistence import Persistence
+from holdfast.plan.pipeline import Pipeline
+from holdfast.plan.program import ErrorCallback, Program, program_of
+from holdfast.runtime.batch import Driver, empty_partitions
+from holdfast.runtime.context import Context
+from holdfast.runtime.locks import FileLock
+from holdfast.runtime.progress import Progress
+from holdfast.runtime.query import Limits, Query
+from holdfast.runtime.view import StateView
+from holdfast.sources.base import Source
+from holdfast.sources.iterable import IterableSource
+from holdfast.sources.spark import SparkSource
+from holdfast.state.codecs import Codec, CustomCodec, JsonCodec
+from holdfast.state.options import RocksDBOptions
+from holdfast.stores.slots import LocalStores
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+logger = logging.getLogger("holdfast")
+
+
+class Application:
+    """A stateful streaming application.
+
+    Parameters
+    ----------
+    name
+        Names the application and its directory. `consumer_group` is another word for it.
+    state_dir
+        Where all durable files live: the checkpoint in `<state_dir>/<name>/checkpoint`, the local stores in
+        `<state_dir>/<name>/local`.
+    persistence
+        Puts the checkpoint elsewhere.
+    spark
+        A session to run on; it must have been started with the settings that Holdfast needs. By default the application starts
+        a quiet local one when it is first needed.
+    partitions
+        The number of state partitions, fixed when a checkpoint is begun. By default one per core.
+    max_batch_rows
+        The most rows that a batch reads of a source whose ranges Holdfast reads itself.
+    rocksdb_options
+        Another codec for the state.
+    on_processing_error
+        Called in the task with `(exception, record, logger)` when a step raises; True skips the record, anything else ends the
+        run. A skipped record leaves no trace in state or output.
+    spark_config
+        More settings for the session that the application starts.
+
+    Guaranteed: state, output positions and source positions change together, exactly once, through crashes of any process;
+    see docs/guarantees.md for what each sink adds. Not guaranteed: that user functions run only once per record.
+
+    >>> import tempfile
+    >>> app = Application("orders", state_dir=tempfile.mkdtemp())
+    >>> sdf = app.dataframe(app.from_iterable([{"user": "ann", "amount": 3}], key="user"))
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        consumer_group: str | None = None,
+        state_dir: str | Path = "state",
+        persistence: Persistence | None = None,
+        spark: SparkSession | None = None,
+        partitions: int | None = None,
+        max_batch_rows: int = 50_000,
+        rocksdb_options: RocksDBOptions | None = None,
+        on_processing_error: ErrorCallback | None = None,
+        spark_ui: bool = False,
+        spark_config: Mapping[str, str] | None = None,
+        loglevel: str | int | None = "INFO",
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            raise _unknown_option(next(iter(unknown)))
+        if partitions is not None and (type(partitions) is not int or partitions < 1):
+            raise UnknownOption(f"partitions={partitions!r}: it is a positive number")
+        if type(max_batch_rows) is not int or max_batch_rows < 1:
+            raise UnknownOption(f"max_batch_rows={max_batch_rows!r}: it is a positive number")
+        if on_processing_error is not None and not callable(on_processing_error):
+            raise UnknownOption("on_processing_error is a function of (exception, record, logger)")
+        if persistence is not None and not isinstance(persistence, Persistence):
+            raise UnknownOption("persistence is a holdfast.Persistence")
+        if rocksdb_options is not None and not isinstance(rocksdb_options, RocksDBOptions):
+            raise UnknownOption("rocksdb_options is a holdfast.RocksDBOptions")
+        self.name = paths.checked_name("application", name or consumer_group or "holdfast")
+        home = Path(state_dir).absolute() / self.name
+        self._checkpoint = persistence.directory if persistence is not None else home / "checkpoint"
+        self._local = home / "local"
+        self._warehouse = home / "tables"
+        self._storage = LocalStorage(self._checkpoint)
+        self._chain = Chain(self._storage)
+        self._partitions = partitions
+        self._max_batch_rows = max_batch_rows
+        self._codec: Codec = _codec(rocksdb_options or RocksDBOptions())
+        self._on_error = on_processing_error
+        self._spark = spark
+        self._spark_is_ours = spark is None
+        self._spark_ui = spark_ui
+        self._spark_config = dict(spark_config or {})
+        self._pipeline: Pipeline | None = None
+        self._query: Query | None = None
+        if loglevel is not None:
+            _log_to_stderr(loglevel)
+
+    # -- sources ----------------------------------------------------------------------------------------------------
+
+    def from_iterable(
+        self,
+        records: Sequence[Any] | Callable[[], Iterable[Any]],
+        *,
+        key: str | Callable[[Any], Any] | None = None,
+        timestamp: str | Callable[[Any], Any] | None = None,
+    ) -> IterableSource:
+        """A sequence, or a function that returns the same iterator again each time it is called; the run ends with it.
+
+        `key` and `timestamp` are a field name or a function of the record; a timestamp is an int of ms or a datetime.
+
+        Guaranteed: every record is processed exactly once across runs, by its position. That holds if the same position is the
+        same record each time; more records may be added at the end between runs.
+        """
+        return IterableSource(records, key, timestamp)
+
+    def from_spark(
+        self,
+        df: DataFrame,
+        *,
+        key: str | Column | Callable[[dict[str, Any]], Any] | None = None,
+        timestamp: str | Column | Callable[[dict[str, Any]], Any] | None = None,
+    ) -> SparkSource:
+        """Any streaming DataFrame; its rows become dicts and are shuffled by key.
+
+        `key` is a column, an expression or a function of the row; `timestamp` likewise, a timestamp or an integer of ms.
+
+        Guaranteed: exactly once, if Spark's source can replay its batches. The position is in Spark's own checkpoint, which is
+        part of ours; without it the run cannot go on.
+        """
+        return SparkSource(df, key, timestamp)
+
+    def from_files(
+        self,
+        path: str | Path,
+        *,
+        format: str,
+        schema: str | StructType,
+        key: str | Column | Callable[[dict[str, Any]], Any] | None = None,
+        timestamp: str | Column | Callable[[dict[str, Any]], Any] | None = None,
+        files_per_batch: int = 8,
+    ) -> SparkSource:
+        """The files that are and will be in a directory, through Spark; `format` is json, parquet or csv."""
+        if format not in ("json", "parquet", "csv"):
+            raise InvalidPipeline(f"from_files(format={format!r}): it is one of json, parquet, csv")
+        reader = self.spark.readStream.format(format).schema(schema).option("maxFilesPerTrigger", files_per_batch)
+        return SparkSource(reader.load(str(path)), key, timestamp, name=f"files {path}")
+
+    def dataframe(self, source: Source) -> StreamingDataFrame:
+        """The stream of a source. An application has one source, used once; branch the frame instead."""
+        if not hasattr(source, "kind") or not hasattr(source, "name"):
+            raise InvalidPipeline(f"dataframe() takes a source such as app.from_iterable(), not {type(source).__qualname__}")
+        if self._pipeline is not None:
+            same = self._pipeline.source is source
+            raise InvalidPipeline(
+                "this source is already used: keep the first dataframe and branch it"
+                if same
+                else "this application has a source already: one application reads one source"
+            )
+        self._pipeline = Pipeline(source)
+        return StreamingDataFrame(self._pipeline, self._pipeline.root)
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session; started now if the application has none yet."""
+        from holdfast.runtime.session import build_session, check_session
+
+        if self._spark is None:
+            self._spark = build_session(
+                self.name, ui=self._spark_ui, warehouse=self._warehouse, extra=self._spark_config
+            )
+        elif not self._spark_is_ours:
+            check_session(self._spark)
+        return self._spark
+
+    def run(self, *, count: int | None = None, timeout: float | None = None, available_now: bool = False) -> None:
+        """Process until the source ends or the run is stopped.
+
+        Parameters
+        ----------
+        count
+            Stop after this many records; exactly for iterables, at the end of a batch for Spark sources.
+        timeout
+            Stop after this many seconds without a record.
+        available_now
+            Process what is there now and stop.
+
+        Ctrl-C and SIGTERM let the batch in flight finish; any other end is safe too. A failing user function ends the run with
+        its own exception, with the record's place attached as `holdfast_place`, and nothing of that batch is visible anywhere.
+        """
+        if self._pipeline is None:
+            raise InvalidPipeline("there is nothing to run: call app.dataframe(source) and add steps first")
+        alive = FileLock(self._run_lock)
+        if not alive.acquire(shared=True):
+            raise RunIsAlive(f"{self.name}: its state is being cleared; start again when that is done")
+        try:
+            self._run(self._pipeline, Limits(self._max_batch_rows, count, timeout, available_now))
+        finally:
+            alive.release()
+
+    def stop(self) -> None:
+        """Ask a run in another thread to end after the batch in flight."""
+        if self._query is not None:
+            self._query.stop()
+
+    def _run(self, pipeline: Pipeline, limits: Limits) -> None:
+        from holdfast.runtime.anchor import SparkRunner
+
+        program = self._program(pipeline)
+        context = Context(self.spark, self._warehouse)
+        runner = SparkRunner(self.spark, program, self._storage, LocalStores(self._local))
+        targets = {sink: target(context) for sink, target in pipeline.targets.items()}
+        driver = Driver(self._chain, program, runner, targets, clock=_now_ms, holder=_holder())
+        driver.start()
+        progress = Progress(self.name)
+        self._query = Query(self.spark, driver, program, self._checkpoint / paths.SPARK, limits, progress)
+        try:
+            self._query.run(handle_signals=self._spark_is_ours)
+        finally:
+            self._query = None
+            progress.end(driver.head)
+            runner.close()
+
+    def _program(self, pipeline: Pipeline) -> Program:
+        head = self._chain.head()
+        known = None if head is None else len(head.partitions)
+        partitions = self._partitions or known or os.cpu_count() or 1
+        return program_of(self.name, pipeline.source, pipeline.root, self._codec, partitions, self._on_error)
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state(self, store: str = "default") -> StateView:
+        """The committed state of a store, to be read; also while the application runs, here or in another process."""
+        paths.checked_name("store", store)
+        return StateView(self._chain, store, self._codec, lambda: self.spark)
+
+    def clear_state(self) -> None:
+        """Forget all state in one commit; the position in the source is kept.
+
+        Guaranteed: all of it or nothing, whatever happens. Refused with `RunIsAlive` while a run is alive on this host.
+        """
+        alone = FileLock(self._run_lock)
+        if not alone.acquire():
+            raise RunIsAlive(f"{self.name} is running: stop it before its state is cleared")
+        try:
+            head = self._chain.head()
+            if head is None:
+                return
+            check_owner(head, self.name)
+            self._chain.commit(cleared(head))
+        finally:
+            alone.release()
+
+    @property
+    def _run_lock(self) -> Path:
+        return self._checkpoint / "run.lock"
+
+
+def cleared(head: Manifest) -> Manifest:
+    """The manifest that empties the state after `head` and inherits everything else."""
+    from msgspec.structs import replace
+
+    identity = ManifestId(new_id())
+    version = head.version + 1
+    return replace(
+        head,
+        version=version,
+        id=identity,
+        parent=head.id,
+        holder=_holder(),
+        kind="clear",
+        base=version,
+        base_id=identity,
+        codecs={},
+        partitions=empty_partitions(len(head.partitions)),
+    )
+
+
+def _codec(options: RocksDBOptions) -> Codec:
+    if options.dumps is None or options.loads is None:
+        return JsonCodec()
+    return CustomCodec(options.dumps, options.loads)
+
+
+def _unknown_option(name: str) -> UnknownOption:
+    known = [option for option in Application.__init__.__annotations__ if option not in ("return", "unknown")]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; the options are {', '.join(known)}"
+    return UnknownOption(f"Application() has no option {name!r}{hint}", option=name)
+
+
+def _holder() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _log_to_stderr(level: str | int) -> None:
+    """A handler of our own, unless the program has set up logging itself."""
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)
+        logger.propagate = False
+        logger.setLevel(level)

@@ -1,0 +1,173 @@
+"""StreamingDataFrame: the fluent front door, with the names and semantics that Quix Streams users know.
+
+It owns names and argument checks, never execution: every method adds a step to the plan and returns the frame after
+it. Using one frame twice makes branches; they do not disturb each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import InvalidPipeline
+from holdfast.plan.pipeline import Pipeline, option
+from holdfast.plan.steps import Call, Node
+from holdfast.sinks.foreach_batch import ForeachBatchTarget
+from holdfast.sinks.table import FORMATS, TableTarget, table_id
+from holdfast.sinks.values import InspectTarget, PrintTarget
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+
+class StreamingDataFrame:
+    """A stream of records between two steps. Made by `Application.dataframe`.
+
+    >>> from holdfast.testing import run
+    >>> run(lambda sdf: sdf.filter(lambda n: n % 2 == 0).apply(lambda n: n * 10), [1, 2, 3, 4]).values
+    [20, 40]
+    """
+
+    def __init__(self, pipeline: Pipeline, node: Node) -> None:
+        self._pipeline = pipeline
+        self._node = node
+
+    def apply(
+        self,
+        func: Callable[..., Any],
+        *,
+        stateful: bool = False,
+        expand: bool = False,
+        metadata: bool = False,
+        store: str | None = None,
+    ) -> StreamingDataFrame:
+        """Replace the value by what `func` returns, None included; with `expand`, by each item of it.
+
+        Parameters
+        ----------
+        func
+            Called with `(value)`; with `stateful` a `State` comes last; with `metadata` it is
+            `(value, key, timestamp, headers)`, the timestamp in ms, and then the state.
+        stateful
+            Give `func` the state of the record's key. A record without a key is a `MissingKey` error.
+        expand
+            `func` returns an iterable: every item goes on as a value of its own.
+        store
+            The name of the store; steps that name the same store share it. `default` if not given.
+
+        Guaranteed: the effect of a record on state and output happens exactly once. Not guaranteed: that `func` runs only
+        once; a batch that was not committed is computed again, so anything else that it does may happen again.
+        """
+        return self._call("apply", func, stateful=stateful, expand=expand, metadata=metadata, store=store)
+
+    def update(
+        self, func: Callable[..., Any], *, stateful: bool = False, metadata: bool = False, store: str | None = None
+    ) -> StreamingDataFrame:
+        """Call `func`, which may change the value in place, and pass the value on; what it returns is dropped.
+
+        >>> from holdfast.testing import run
+        >>> run(lambda sdf: sdf.update(lambda order: order.update(paid=True)), [{"id": 1}]).values
+        [{'id': 1, 'paid': True}]
+        """
+        return self._call("update", func, stateful=stateful, metadata=metadata, store=store)
+
+    def filter(
+        self, func: Callable[..., Any], *, stateful: bool = False, metadata: bool = False, store: str | None = None
+    ) -> StreamingDataFrame:
+        """Pass on the values for which `func` returns something true.
+
+        >>> from holdfast.testing import run
+        >>> def is_new(value, state):
+        ...     seen = state.exists("seen")
+        ...     state.set("seen", True)
+        ...     return not seen
+        >>> run(lambda sdf: sdf.filter(is_new, stateful=True), [("a", 1), ("a", 2), ("b", 3)]).values
+        [1, 3]
+        """
+        return self._call("filter", func, stateful=stateful, metadata=metadata, store=store)
+
+    def inspect(self, func: Callable[[Any], Any]) -> StreamingDataFrame:
+        """Call `func` with every value, on the driver, after the batch that made it is committed; the value goes on.
+
+        Guaranteed: nothing of an uncommitted batch is seen. Not guaranteed: that a value is seen only once, after a crash.
+        Values travel as msgpack: a tuple arrives as a list.
+        """
+        if not callable(func):
+            raise InvalidPipeline(f"inspect() takes a function, not {type(func).__qualname__}")
+        self._pipeline.add_sink(self._node, "inspect", "values", lambda context: InspectTarget(func))
+        return self
+
+    def print(self, *, metadata: bool = False) -> StreamingDataFrame:
+        """Print every value on the driver's standard output, as `inspect` does; with `metadata` also key and timestamp."""
+        self._pipeline.add_sink(self._node, "print", "values", lambda context: PrintTarget(metadata))
+        return self
+
+    def to_table(
+        self,
+        name_or_path: str,
+        *,
+        format: str = "parquet",
+        schema: str | StructType | None = None,
+        mode: str = "append",
+    ) -> StreamingDataFrame:
+        """Write the values, which are dicts, as rows of a table, through Spark.
+
+        Parameters
+        ----------
+        name_or_path
+            A path if it contains a '/'; otherwise a table of that name, in the session's warehouse and catalog.
+        format
+            parquet, json, csv or orc.
+        schema
+            DDL or a StructType; without it the first rows decide, and a later row that does not fit is an
+            error of that record.
+        mode
+            `append` keeps the rows of all versions, `overwrite` those of the last version that had rows.
+
+        Guaranteed: the rows of a version become visible together and once, whatever is repeated. They carry the version in
+        the partition column `holdfast_version`.
+        """
+        option("to_table", "format", format, FORMATS)
+        option("to_table", "mode", mode, ("append", "overwrite"))
+        identity = table_id(name_or_path)
+        if identity in self._pipeline.targets:
+            raise InvalidPipeline(f"to_table({name_or_path!r}): the pipeline writes to this table already")
+        self._pipeline.add_sink(
+            self._node,
+            identity,
+            "rows",
+            lambda context: TableTarget(context, name_or_path, format, overwrite=mode == "overwrite"),
+            schema,
+        )
+        return self
+
+    def foreach_batch(
+        self, func: Callable[[DataFrame, int], Any], *, schema: str | StructType | None = None
+    ) -> StreamingDataFrame:
+        """Call `func(df, version)` on the driver for every committed version that has rows; values are dicts.
+
+        Guaranteed: versions come in order and none is left out. Not guaranteed: that a version comes only once: after a
+        crash it may come again, with the same rows and the same number, by which `func` can tell.
+        """
+        if not callable(func):
+            raise InvalidPipeline(f"foreach_batch() takes a function, not {type(func).__qualname__}")
+        self._pipeline.add_sink(
+            self._node, "foreach_batch", "rows", lambda context: ForeachBatchTarget(context, func), schema
+        )
+        return self
+
+    def _call(
+        self,
+        verb: str,
+        func: Callable[..., Any],
+        *,
+        stateful: bool,
+        metadata: bool,
+        store: str | None,
+        expand: bool = False,
+    ) -> StreamingDataFrame:
+        if store is not None and not stateful:
+            raise InvalidPipeline(f"{verb}(store={store!r}) needs stateful=True")
+        call = Call(verb, func, stateful, expand, metadata, "default" if store is None else store)
+        return StreamingDataFrame(self._pipeline, self._pipeline.add_call(self._node, call))

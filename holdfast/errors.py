@@ -1,0 +1,160 @@
+"""Every error that Holdfast raises by name, sorted by what the user has to do next.
+
+    HoldfastError
+      FixTheProgram     the declaration is wrong; nothing has run
+      FixTheRecord      one record cannot be processed as it is
+      StopAndLook       going on could lose or double something; a person decides
+      MendTheMachine    disk, permissions, settings: mend it and start again
+
+An error carries its facts as attributes, survives pickling (it crosses from tasks to the driver) and never shows a
+payload: a place is a source, a partition, a position and a key, not a value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HoldfastError(Exception):
+    """The root. Keyword facts become attributes and survive pickling."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.__dict__.update(facts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[HoldfastError], args: tuple[Any, ...], facts: dict[str, Any]) -> HoldfastError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
+
+
+# -- the declaration is wrong ------------------------------------------------------------------------------------
+
+
+class FixTheProgram(HoldfastError):
+    """The program is wrong in a way that can be seen before anything runs."""
+
+
+class InvalidPipeline(FixTheProgram):
+    """A step, source or sink was declared wrongly."""
+
+
+class UnknownOption(FixTheProgram):
+    """An option that does not exist, or a value that it cannot take."""
+
+
+class InvalidName(FixTheProgram):
+    """A name of an application or store that could not be a plain file name."""
+
+
+class CodecMismatch(FixTheProgram):
+    """The store was written with another codec than the program now asks for."""
+
+
+class PlanMismatch(FixTheProgram):
+    """The checkpoint was written by a pipeline of another shape (partitions, kind of source)."""
+
+
+# -- one record cannot be processed --------------------------------------------------------------------------------
+
+
+class FixTheRecord(HoldfastError):
+    """A record cannot be processed as it is. `on_processing_error` may skip it."""
+
+
+class MissingKey(FixTheRecord):
+    """A stateful step met a record whose key is None."""
+
+
+class UnsupportedKey(FixTheRecord):
+    """A key of a type that has no stable encoding."""
+
+
+class UnsupportedValue(FixTheRecord):
+    """A value that its codec or its sink's schema would change or cannot hold."""
+
+
+class UserFunctionFailed(FixTheRecord):
+    """A user function raised an exception that could not be brought to the driver as itself."""
+
+
+# -- a person decides --------------------------------------------------------------------------------------------
+
+
+class StopAndLook(HoldfastError):
+    """Going on could lose or double something."""
+
+
+class Fenced(StopAndLook):
+    """Another driver committed on this checkpoint. Stop one of them."""
+
+    def __init__(self, version: int, holder: str) -> None:
+        super().__init__(
+            f"version {version} was committed by {holder}; this run stops. Only one run may own a checkpoint.",
+            version=version,
+            holder=holder,
+        )
+
+
+class RunIsAlive(StopAndLook):
+    """The operation needs the application stopped, and a run of it is alive."""
+
+
+class ForeignCheckpoint(StopAndLook):
+    """The checkpoint belongs to another application."""
+
+
+class ForeignTarget(StopAndLook):
+    """A sink's target holds output of another instance, or of a version that is not in this checkpoint."""
+
+
+class SourceMismatch(StopAndLook):
+    """Spark's offset log and the manifest chain disagree about what was read."""
+
+
+class FutureFormat(StopAndLook):
+    """A file was written by a later version of Holdfast."""
+
+
+class Damaged(StopAndLook):
+    """A durable file is missing, truncated or changed."""
+
+
+class ZombieTask(StopAndLook):
+    """A task was started with an older recipe than its local store has: a newer run owns the partition."""
+
+
+class IncompleteJob(StopAndLook):
+    """A job did not return exactly one receipt per partition for the planned ranges."""
+
+
+# -- mend the machine ------------------------------------------------------------------------------------------
+
+
+class MendTheMachine(HoldfastError):
+    """Something under Holdfast failed; when it is mended, start again: nothing is lost."""
+
+
+class StorageFull(MendTheMachine):
+    """No space left where the checkpoint or the local stores live."""
+
+
+class StorageReadOnly(MendTheMachine):
+    """The checkpoint or the local stores cannot be written."""
+
+
+class StorageFailed(MendTheMachine):
+    """The storage failed in another way."""
+
+
+class MissingSettings(MendTheMachine):
+    """The Spark session lacks settings that can only be given when it starts."""
+
+
+class JobFailed(MendTheMachine):
+    """Spark could not run the job, again and again."""

@@ -1,0 +1,69 @@
+"""Failpoints: named moments of the protocol at which a test may end the process or raise.
+
+`reach` costs a comparison when nothing is armed. A process is armed from inside (`arm`, used by the simulation and
+the test harness) or by its environment, which worker processes inherit:
+
+    HOLDFAST_FAILPOINT=<name>@<version>       SIGKILL this process when it reaches <name> at <version>
+    HOLDFAST_FAILPOINT_CLAIM=<path>           only for the process that creates this file: once, and provably
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+DRIVER_POINTS = (
+    "batch.begin",
+    "job.begin",
+    "job.done",
+    "commit.begin",
+    "commit.done",
+    "deliver.begin",
+    "deliver.done",
+    "batch.done",
+)
+TASK_POINTS = (
+    "task.begin",
+    "task.restored",
+    "task.processed",
+    "task.delta.durable",
+    "task.outbox.durable",
+)
+"""In the order in which a batch reaches them. `table.staged` lies between the two of delivery."""
+
+_hook: Callable[[str, int], None] | None = None
+
+
+def reach(name: str, version: int) -> None:
+    """The protocol is at `name`, working on `version`."""
+    if _hook is not None:
+        _hook(name, version)
+
+
+def arm(hook: Callable[[str, int], None] | None) -> None:
+    """Call `hook` at every failpoint of this process; None disarms."""
+    global _hook
+    _hook = hook
+
+
+def _armed_by_environment() -> Callable[[str, int], None] | None:
+    wanted = os.environ.get("HOLDFAST_FAILPOINT")
+    if not wanted:
+        return None
+    name, _, version = wanted.partition("@")
+    claim = Path(os.environ["HOLDFAST_FAILPOINT_CLAIM"])
+
+    def kill(reached: str, at: int) -> None:
+        if reached == name and at == int(version):
+            try:
+                claim.touch(exist_ok=False)
+            except FileExistsError:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return kill
+
+
+_hook = _armed_by_environment()

@@ -1,0 +1,183 @@
+"""Manifests: the commit record of a version.
+
+A version exists if and only if its manifest exists. Writing it is the commit, so it is a put-if-absent, and
+everything that it names is already durable. Each manifest names its parent, so the versions form one chain; the chain
+owns state, output and source positions.
+
+Layout: commits/<version, 20 digits>.json, format 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from typing import Any, Literal, NewType
+
+import msgspec
+
+from holdfast.errors import Damaged, Fenced, ForeignCheckpoint, FutureFormat, StorageFull, StorageReadOnly
+from holdfast.log import paths
+from holdfast.log.files import FileRef
+from holdfast.log.storage import Exists, Missing, Storage
+
+FORMAT = 1
+InstanceId = NewType("InstanceId", str)
+ManifestId = NewType("ManifestId", str)
+AttemptId = NewType("AttemptId", str)
+Position = dict[str, Any]
+"""Where a source stands, in the source's own words; plain JSON."""
+
+logger = logging.getLogger("holdfast")
+
+
+class SparkBatch(msgspec.Struct, frozen=True):
+    """Which micro-batch of which streaming query a version holds."""
+
+    query: str
+    batch: int
+    offsets: str
+    """Checksum of the source lines of Spark's offset entry."""
+
+
+class PartitionCommit(msgspec.Struct, frozen=True):
+    """What the winning attempt of one partition wrote."""
+
+    partition: int
+    attempt: AttemptId
+    delta: FileRef | None = None
+    """None: nothing changed."""
+    outboxes: dict[str, FileRef] = {}
+    """By sink."""
+    rows_in: int = 0
+    rows_out: int = 0
+    skipped: int = 0
+    """Records that the error callback skipped."""
+    keys: int = 0
+    """Documents in the partition after this version."""
+    bytes: int = 0
+    """Their size: keys and values."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One commit. See docs/formats.md for every field."""
+
+    format: int = FORMAT
+    version: int
+    id: ManifestId
+    parent: ManifestId | None
+    instance: InstanceId
+    """Minted with version 0; in every lock, marker and local store."""
+    app: str
+    holder: str
+    """Who committed: host and process, for people."""
+    kind: Literal["start", "batch", "clear"]
+    base: int
+    """The version at which the state was last empty: a restore begins there."""
+    base_id: ManifestId
+    """The id of that version's manifest."""
+    time_ms: int
+    """The processing time of the batch; never before its parent's."""
+    source: str
+    """The kind of source that the positions belong to."""
+    position: Position | None
+    """The end of what was read; None where Spark owns the position."""
+    spark: SparkBatch | None
+    codecs: dict[str, str] = {}
+    """By store."""
+    schemas: dict[str, str] = {}
+    """By sink: the schema that its rows were first written with."""
+    partitions: tuple[PartitionCommit, ...]
+
+
+class _Header(msgspec.Struct):
+    format: int
+
+
+def new_id() -> str:
+    """128 random bits: two of them never meet."""
+    return secrets.token_hex(16)
+
+
+class Chain:
+    """The manifests of one checkpoint, in order."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def head(self) -> Manifest | None:
+        """The last commit, or None in an empty checkpoint."""
+        names = self.storage.names(paths.COMMITS)
+        return self.read(paths.version_of(names[-1])) if names else None
+
+    def read(self, version: int) -> Manifest:
+        name = paths.manifest(version)
+        try:
+            data = self.storage.get(name)
+        except Missing:
+            raise Damaged(f"{name} is missing: the chain of commits is broken there", name=name) from None
+        return decode(name, data)
+
+    def parent_of(self, child: Manifest) -> Manifest:
+        """The manifest before `child`, checked to be the one that `child` was built on."""
+        parent = self.read(child.version - 1)
+        if parent.id != child.parent:
+            name = paths.manifest(parent.version)
+            raise Damaged(f"{name} is not the commit that version {child.version} continues", name=name)
+        return parent
+
+    def commit(self, manifest: Manifest, *, tries: int = 5) -> Manifest:
+        """Put `manifest` if its version is free. The put decides.
+
+        After any outcome but clean success the stored manifest is read back: ours means that the commit happened, another's
+        that this run is fenced, none that it may be tried again.
+        """
+        name = paths.manifest(manifest.version)
+        data = encode(manifest)
+        for attempt in range(1, tries + 1):
+            try:
+                self.storage.put(name, data)
+                return manifest
+            except (StorageFull, StorageReadOnly):
+                raise
+            except Exception as error:
+                try:
+                    stored = decode(name, self.storage.get(name))
+                except Missing:
+                    if attempt == tries or isinstance(error, Exists):
+                        raise
+                    logger.warning("commit of version %d failed (%s); trying again", manifest.version, error)
+                    time.sleep(0.05 * 2**attempt if tries > 1 else 0)
+                    continue
+                if stored.id == manifest.id:
+                    return stored
+                raise Fenced(manifest.version, stored.holder) from None
+        raise AssertionError("unreachable")
+
+
+def encode(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+
+
+def decode(name: str, data: bytes) -> Manifest:
+    try:
+        written = msgspec.json.decode(data, type=_Header).format
+        if written <= FORMAT:
+            return msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Damaged(f"{name} is damaged ({error}); restore it from a backup", name=name) from None
+    raise FutureFormat(
+        f"{name} has format {written}; this version of Holdfast reads up to {FORMAT}: upgrade it",
+        name=name,
+        format=written,
+    )
+
+
+def check_owner(manifest: Manifest, app: str) -> None:
+    if manifest.app != app:
+        raise ForeignCheckpoint(
+            f"this checkpoint belongs to application {manifest.app!r}, not to {app!r}: "
+            "give the application its own state_dir or persistence",
+            owner=manifest.app,
+            app=app,
+        )

@@ -1,0 +1,56 @@
+"""Every name in a checkpoint. No other module builds one.
+
+    commits/<version, 20 digits>.json               manifest: the commit record of a version
+    deltas/<version>-<partition>-<attempt>.arrow    what one attempt of one task changed
+    outbox/<version>-<partition>-<sink>-<attempt>.arrow   what it emitted for one sink
+    delivered/<version>.json                        every target has the output of this version
+    spark/                                          Spark's own checkpoint of the streaming query
+
+Names sort by version. Attempt ids are random, so two attempts never write the same name.
+"""
+
+from __future__ import annotations
+
+import re
+
+from holdfast.errors import InvalidName
+
+COMMITS = "commits/"
+DELTAS = "deltas/"
+OUTBOX = "outbox/"
+DELIVERED = "delivered/"
+SPARK = "spark"
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+
+
+def manifest(version: int) -> str:
+    return f"{COMMITS}{version:020d}.json"
+
+
+def delta(version: int, partition: int, attempt: str) -> str:
+    return f"{DELTAS}{version:020d}-{partition:05d}-{attempt}.arrow"
+
+
+def outbox(version: int, partition: int, sink: int, attempt: str) -> str:
+    return f"{OUTBOX}{version:020d}-{partition:05d}-{sink:03d}-{attempt}.arrow"
+
+
+def delivered(version: int) -> str:
+    return f"{DELIVERED}{version:020d}.json"
+
+
+def version_of(name: str) -> int:
+    """The version in a name that this module built."""
+    return int(name.rsplit("/", 1)[-1][:20])
+
+
+def checked_name(what: str, name: str) -> str:
+    """`name`, if it can be part of a file name; it becomes one."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidName(
+            f"{what} name {name!r} is not usable: take 1 to 200 letters, digits, '_', '-' or '.', "
+            "not starting with '-' or '.'; a name is not a path",
+            name=name,
+        )
+    return name

@@ -1,0 +1,126 @@
+"""Storage: durable objects with names, written once.
+
+The whole protocol needs four verbs. `put` creates and never overwrites, and what it has returned from survives a power
+cut. On a local disk that takes more than a plain write: bytes go to a temporary name, are synced, are linked to
+their final name (the link fails if that name exists, which makes it a put-if-absent), and the directory is synced.
+Nothing half-written is ever visible under its final name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from holdfast.errors import HoldfastError, StorageFailed, StorageFull, StorageReadOnly
+
+
+class Exists(Exception):
+    """The name is taken."""
+
+
+class Missing(Exception):
+    """There is no object of that name."""
+
+
+class Storage(Protocol):
+    """The port. After any exception but `Exists` and `Missing` the outcome of a call is unknown."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Create `name` durably, or raise `Exists` and change nothing."""
+
+    def get(self, name: str) -> bytes:
+        """The bytes of `name`, or `Missing`."""
+
+    def names(self, prefix: str) -> list[str]:
+        """The names that start with `prefix` (one that ends with '/'), sorted."""
+
+    def delete(self, name: str) -> None:
+        """Remove `name`; nothing happens if there is none."""
+
+
+class LocalStorage:
+    """A directory on a local disk. Picklable: tasks open the same directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({str(self.root)!r})"
+
+    def put(self, name: str, data: bytes) -> None:
+        final = self.root / name
+        temporary = final.with_name(f".{secrets.token_hex(8)}.tmp")
+        try:
+            try:
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            except FileNotFoundError:
+                _make_directory(final.parent)
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            try:
+                try:
+                    with os.fdopen(descriptor, "wb") as file:
+                        file.write(data)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    os.link(temporary, final)
+                except FileExistsError:
+                    raise Exists(name) from None
+            finally:
+                temporary.unlink()
+            sync_directory(final.parent)
+        except OSError as error:
+            raise_as_storage_error(error, final)
+
+    def get(self, name: str) -> bytes:
+        try:
+            return (self.root / name).read_bytes()
+        except FileNotFoundError:
+            raise Missing(name) from None
+        except OSError as error:
+            raise_as_storage_error(error, self.root / name)
+
+    def names(self, prefix: str) -> list[str]:
+        try:
+            entries = os.listdir(self.root / prefix)  # noqa: PTH208  (names, not paths)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise_as_storage_error(error, self.root / prefix)
+        return sorted(prefix + entry for entry in entries if not entry.startswith("."))
+
+    def delete(self, name: str) -> None:
+        try:
+            (self.root / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise_as_storage_error(error, self.root / name)
+
+
+def raise_as_storage_error(error: OSError, path: Path) -> NoReturn:
+    """Turn an operating system's error into the one that says what to do."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    kind: type[HoldfastError] = StorageFailed
+    advice = "look at the disk, then start again: the last commit is untouched"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        kind, advice = StorageFull, "free some space, then start again: the last commit is untouched"
+    elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        kind, advice = StorageReadOnly, "make it writable for this user, then start again"
+    raise kind(f"{path}: {reason}; {advice}", path=str(path), errno=error.errno) from error
+
+
+def _make_directory(directory: Path) -> None:
+    """Create `directory` and its parents so that a power cut cannot lose them."""
+    missing = [directory, *directory.parents]
+    for parent in reversed([path for path in missing if not path.exists()]):
+        parent.mkdir(exist_ok=True)
+        sync_directory(parent.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""What to do: records, steps, sinks and the checks that need nothing to run."""

@@ -1,0 +1,71 @@
+"""Records: what flows through the steps, and how a place is named in an error."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import msgspec
+
+Headers = list[tuple[str, bytes]]
+
+
+class Chunk(msgspec.Struct):
+    """Some records of one partition, column by column, in source order."""
+
+    keys: list[Any]
+    values: list[Any]
+    timestamps: list[int] | None
+    """Event times in ms; None: the batch's processing time."""
+    positions: list[int] | range
+    routes: list[bytes | None] | None = None
+    """The encoded keys, where the source had to compute them; None in it: no key."""
+    faults: dict[int, Exception] = {}
+    """By index in the chunk: a record that could not be made (its key or timestamp function raised)."""
+
+
+class Record(msgspec.Struct):
+    """A record as an error callback sees it."""
+
+    value: Any
+    key: Any
+    timestamp: int
+    headers: Headers | None
+    source: str
+    partition: int
+    position: int
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a record failed. Attached to the exception as `exc.holdfast_place`."""
+
+    source: str
+    partition: int
+    position: int
+    """The record's position in the source; in a batch of a Spark source, its row number in the partition."""
+    key: Any
+    step: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source}, partition {self.partition}, position {self.position}, key {shown_key(self.key)}, "
+            f"step {self.step}"
+        )
+
+
+def shown_key(key: Any) -> str:
+    text = repr(key)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+_IMMUTABLE = frozenset((str, int, float, bool, bytes, type(None)))
+
+
+def copied(value: Any) -> Any:
+    """A copy that shares nothing mutable with `value`."""
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is dict and _IMMUTABLE.issuperset(map(type, value.values())):
+        return value.copy()
+    return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))

@@ -1,0 +1,1 @@
+"""Doing it: the driver's protocol, the tasks, and Spark under them."""

@@ -1,0 +1,365 @@
+"""The driver's half of the commit protocol. The numbers are those of the table.
+
+    driver                                    tasks (one per state partition)
+    1 replay? this batch is committed -> 5
+    2 start the job ------------------------>  a-c in task.py
+    3 collect one receipt per partition <----  d
+    4 put manifest v+1 if absent       == THE COMMIT: one atomic put
+    5 deliver: outbox -> sinks
+    6 return: Spark logs the batch as done
+
+Plain Python over two ports, a task runner and storage; it knows neither Spark nor clocks. What holds here:
+- nothing but step 4 changes what is true, and it is one put;
+- a version is committed only when the version before it is delivered, so at most the head is ever undelivered;
+- the chain owns positions: a batch reads from the last commit's end, whatever anyone proposes as the start;
+- a batch that is committed is never computed again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.errors import ForeignTarget, HoldfastError, IncompleteJob, JobFailed, SourceMismatch, StopAndLook, UnsupportedValue
+from holdfast.failpoints import reach
+from holdfast.log import paths
+from holdfast.log.files import read_table
+from holdfast.log.manifest import (
+    AttemptId,
+    Chain,
+    InstanceId,
+    Manifest,
+    ManifestId,
+    PartitionCommit,
+    Position,
+    SparkBatch,
+    check_owner,
+    new_id,
+)
+from holdfast.log.recipe import Recipe, recipe_for
+from holdfast.log.storage import Exists, Missing
+from holdfast.plan.program import Program, check_fits
+from holdfast.plan.schema import arrow_schema, to_ddl
+from holdfast.plan.sinks import merged
+from holdfast.runtime.job import Job, Receipt
+from holdfast.runtime.task import raise_failure
+from holdfast.sources.base import Span
+
+logger = logging.getLogger("holdfast")
+
+JOB_TRIES = 4
+"""How often a job is run that was lost with a worker or an executor."""
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """How far the next batch may read, and which micro-batch it is."""
+
+    spark: SparkBatch | None = None
+    end: Position | None = None
+    """Of a ranged source."""
+    rows: Any = None
+    """Of a Spark source: the batch's DataFrame, for the runner."""
+
+
+class Runner(Protocol):
+    """Runs the tasks of a job, wherever that is."""
+
+    def run(self, job: Job, rows: Any) -> list[Receipt]:
+        """The receipts of all tasks. An exception means that the job was lost; it may be run again."""
+
+
+class Target(Protocol):
+    """Delivers the outbox of one sink. Must bear being given the same version again."""
+
+    def prepare(self, head: Manifest) -> None:
+        """Refuse a target that holds someone else's output, before anything runs."""
+
+    def deliver(self, manifest: Manifest, outbox: Outbox) -> None:
+        """Make the output of a committed version visible."""
+
+
+class Outbox:
+    """What a committed version emitted for one sink."""
+
+    def __init__(self, chain: Chain, manifest: Manifest, sink: str) -> None:
+        self.storage = chain.storage
+        self.files = [commit.outboxes[sink] for commit in manifest.partitions if sink in commit.outboxes]
+        self.schema = manifest.schemas.get(sink)
+
+    def tables(self) -> list[Any]:
+        """One Arrow table per partition that emitted something."""
+        return [read_table(self.storage, file, kind="outbox") for file in self.files]
+
+
+class Driver:
+    """One run's hold on a checkpoint."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        program: Program,
+        runner: Runner,
+        targets: Mapping[str, Target],
+        *,
+        clock: Callable[[], int],
+        holder: str,
+    ) -> None:
+        self._chain = chain
+        self._program = program
+        self._runner = runner
+        self._targets = targets
+        self._clock = clock
+        self._holder = holder
+        self._ranged = hasattr(program.source, "outlook")
+        self._recipes: tuple[Recipe, ...] = ()
+        self.head: Manifest
+
+    def start(self) -> Manifest:
+        """Take up the checkpoint where it stands, or begin one; deliver what a crash left undelivered."""
+        head = self._chain.head()
+        if head is None:
+            head = self._chain.commit(self._first())
+        check_owner(head, self._program.app)
+        check_fits(self._program, head)
+        self._take(head)
+        for target in self._targets.values():
+            target.prepare(head)
+        self._deliver(_last_batch(self._chain, head))
+        return head
+
+    def run_batch(self, proposal: Proposal) -> Manifest:
+        """One micro-batch, exactly once."""
+        head = self.head
+        version = head.version + 1
+        reach("batch.begin", version)
+        if self._is_committed(proposal.spark):  # 1
+            self._deliver(_last_batch(self._chain, head))
+            return head
+        job = self._plan(proposal, version)
+        receipts = self._run(job, proposal.rows)  # 2, 3
+        manifest = self._manifest(job, proposal, receipts)
+        reach("commit.begin", version)
+        manifest = self._chain.commit(manifest)  # 4
+        reach("commit.done", version)
+        self._take(manifest)
+        self._deliver(manifest)  # 5
+        reach("batch.done", version)
+        return manifest  # 6
+
+    # -- 1: is it a replay? -------------------------------------------------------------------------------------
+
+    def _is_committed(self, batch: SparkBatch | None) -> bool:
+        last = self.head.spark
+        if batch is None:
+            return False
+        if last is not None and batch.query == last.query and batch.batch <= last.batch:
+            if not self._ranged:
+                self._check_same_rows(batch)
+            return True
+        if not self._ranged:
+            expected = (batch.query, 0) if last is None else (last.query, last.batch + 1)
+            if (batch.query, batch.batch) != expected:
+                raise SourceMismatch(
+                    f"Spark proposes batch {batch.batch} of query {batch.query}; the checkpoint continues with batch "
+                    f"{expected[1]} of query {expected[0]}. Spark's checkpoint was lost, replaced or put back, and only it knows "
+                    "the position of this source. Put it back as it was, or begin a new checkpoint",
+                    proposed=batch.batch,
+                    expected=expected[1],
+                )
+        return False
+
+    def _check_same_rows(self, batch: SparkBatch) -> None:
+        """A batch that Spark replays must hold the rows that were committed under its number."""
+        manifest = self.head
+        while manifest.spark is not None and manifest.spark.batch > batch.batch:
+            manifest = self._chain.parent_of(manifest)
+        if manifest.spark != batch:
+            raise SourceMismatch(
+                f"Spark replays batch {batch.batch} with other offsets than version {manifest.version} was committed with: "
+                "its offset log was changed. Put Spark's checkpoint back as it was, or begin a new checkpoint",
+                batch=batch.batch,
+                version=manifest.version,
+            )
+
+    # -- 2 and 3: the job --------------------------------------------------------------------------------------
+
+    def _plan(self, proposal: Proposal, version: int) -> Job:
+        head = self.head
+        span = None
+        if self._ranged:
+            assert head.position is not None and proposal.end is not None
+            span = Span(head.position, proposal.end)
+        return Job(
+            version=version,
+            instance=head.instance,
+            time_ms=max(self._clock(), head.time_ms),
+            span=span,
+            recipes=self._recipes,
+            schemas=head.schemas,
+        )
+
+    def _run(self, job: Job, rows: Any) -> list[Receipt]:
+        for attempt in range(1, JOB_TRIES + 1):
+            reach("job.begin", job.version)
+            try:
+                receipts = self._runner.run(job, rows)
+                break
+            except HoldfastError:
+                raise
+            except Exception as error:
+                if attempt == JOB_TRIES:
+                    raise JobFailed(
+                        f"the job of version {job.version} was lost {attempt} times; the last time: {error}",
+                        version=job.version,
+                    ) from error
+                logger.warning("the job of version %d was lost; running it again", job.version)
+                logger.debug("lost with", exc_info=error)
+        reach("job.done", job.version)
+        failed = min((r for r in receipts if r.failure), key=lambda receipt: receipt.partition, default=None)
+        if failed is not None and failed.failure is not None:
+            raise_failure(failed.failure)
+        self._check_complete(job, receipts)
+        return sorted(receipts, key=lambda receipt: receipt.partition)
+
+    def _check_complete(self, job: Job, receipts: list[Receipt]) -> None:
+        """Exactly one receipt per partition, for this version and this range, and all came to the same end."""
+        partitions = sorted(receipt.partition for receipt in receipts)
+        if partitions != list(range(self._program.partitions)):
+            raise IncompleteJob(
+                f"version {job.version}: {self._program.partitions} partitions, but receipts from {partitions}",
+                version=job.version,
+            )
+        if any(receipt.version != job.version or receipt.span != job.span for receipt in receipts):
+            raise IncompleteJob(f"version {job.version}: a task worked on another range", version=job.version)
+        ends = [receipt.end for receipt in receipts]
+        if any(end != ends[0] for end in ends):
+            raise IncompleteJob(
+                f"version {job.version}: the partitions read {self._program.source.name} to different ends {ends}: "
+                "it must give the same records each time it is read",
+                version=job.version,
+            )
+
+    # -- 4: the commit ---------------------------------------------------------------------------------------
+
+    def _first(self) -> Manifest:
+        """Version 0 fixes where the application begins, before anything is read."""
+        identity = ManifestId(new_id())
+        source = self._program.source
+        return Manifest(
+            version=0,
+            id=identity,
+            parent=None,
+            instance=InstanceId(new_id()),
+            app=self._program.app,
+            holder=self._holder,
+            kind="start",
+            base=0,
+            base_id=identity,
+            time_ms=self._clock(),
+            source=source.kind,
+            position=source.initial() if self._ranged else None,
+            spark=None,
+            codecs=self._program.codecs(),
+            partitions=empty_partitions(self._program.partitions),
+        )
+
+    def _manifest(self, job: Job, proposal: Proposal, receipts: list[Receipt]) -> Manifest:
+        head = self.head
+        return msgspec.structs.replace(
+            head,
+            version=job.version,
+            id=ManifestId(new_id()),
+            parent=head.id,
+            holder=self._holder,
+            kind="batch",
+            time_ms=job.time_ms,
+            position=receipts[0].end if self._ranged else None,
+            spark=proposal.spark,
+            codecs={**head.codecs, **self._program.codecs()},
+            schemas={**head.schemas, **self._new_schemas(receipts)},
+            partitions=tuple(
+                PartitionCommit(
+                    partition=receipt.partition,
+                    attempt=receipt.attempt,
+                    delta=receipt.delta,
+                    outboxes=receipt.outboxes,
+                    rows_in=receipt.rows_in,
+                    rows_out=receipt.rows_out,
+                    skipped=receipt.skipped,
+                    keys=before.keys + receipt.keys_grown,
+                    bytes=before.bytes + receipt.bytes_grown,
+                )
+                for before, receipt in zip(head.partitions, receipts, strict=True)
+            ),
+        )
+
+    def _new_schemas(self, receipts: list[Receipt]) -> dict[str, str]:
+        """The schema of each sink that got its first rows."""
+        schemas: dict[str, str] = {}
+        for sink in {name for receipt in receipts for name in receipt.schemas}:
+            found = [arrow_schema(receipt.schemas[sink]) for receipt in receipts if sink in receipt.schemas]
+            try:
+                schemas[sink] = to_ddl(merged(found))
+            except (TypeError, ValueError):  # what Arrow raises derives from these
+                raise UnsupportedValue(
+                    f"{sink}: its rows have no schema in common: {[to_ddl(schema) for schema in found]}; give schema="
+                ) from None
+        return schemas
+
+    def _take(self, manifest: Manifest) -> None:
+        self._recipes = tuple(
+            recipe_for(self._chain, manifest, partition, self._recipes[partition] if self._recipes else None)
+            for partition in range(len(manifest.partitions))
+        )
+        self.head = manifest
+
+    # -- 5: delivery ---------------------------------------------------------------------------------------
+
+    def _deliver(self, manifest: Manifest) -> None:
+        """Every sink gets the outbox of this version, unless a mark says that all have it."""
+        emitted = {sink for commit in manifest.partitions for sink in commit.outboxes}
+        if not emitted or self._is_delivered(manifest):
+            return
+        unknown = emitted - self._targets.keys()
+        if unknown:
+            raise StopAndLook(
+                f"version {manifest.version} has undelivered output for {sorted(unknown)}, which the pipeline no longer has: "
+                "run it once more with these sinks, then remove them",
+                version=manifest.version,
+            )
+        reach("deliver.begin", manifest.version)
+        for sink, target in self._targets.items():
+            if sink in emitted:
+                target.deliver(manifest, Outbox(self._chain, manifest, sink))
+        reach("deliver.done", manifest.version)
+        try:
+            self._chain.storage.put(paths.delivered(manifest.version), msgspec.json.encode({"manifest": manifest.id}))
+        except Exists:
+            logger.debug("version %d is marked as delivered already", manifest.version)
+
+    def _is_delivered(self, manifest: Manifest) -> bool:
+        try:
+            mark = msgspec.json.decode(self._chain.storage.get(paths.delivered(manifest.version)))
+        except Missing:
+            return False
+        if mark["manifest"] != manifest.id:
+            raise ForeignTarget(
+                f"{paths.delivered(manifest.version)} marks the output of another commit than version {manifest.version} of this "
+                "chain: the checkpoint was put back in part. Put all of it back, or begin a new one",
+                version=manifest.version,
+            )
+        return True
+
+
+def empty_partitions(count: int) -> tuple[PartitionCommit, ...]:
+    return tuple(PartitionCommit(partition, AttemptId("")) for partition in range(count))
+
+
+def _last_batch(chain: Chain, manifest: Manifest) -> Manifest:
+    """The last manifest that may have output: a clear has none, but the batch before it may."""
+    while manifest.kind == "clear":
+        manifest = chain.parent_of(manifest)
+    return manifest

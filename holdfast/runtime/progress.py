@@ -1,0 +1,63 @@
+"""Progress for people: one live line on a terminal, a log line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TextIO
+
+from holdfast.log.manifest import Manifest
+
+EVERY_S = 5.0
+logger = logging.getLogger("holdfast")
+
+
+class Progress:
+    """Says how a run is doing."""
+
+    def __init__(self, app: str, stream: TextIO | None = None) -> None:
+        self._app = app
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
+        self._began = self._said = time.monotonic()
+        self._rows = self._rows_said = 0
+        self._line = ""
+
+    def batch(self, manifest: Manifest, seconds: float) -> None:
+        """A batch was committed and delivered."""
+        self._rows += sum(commit.rows_in for commit in manifest.partitions)
+        now = time.monotonic()
+        since = now - self._said
+        if not self._live and since < EVERY_S:
+            return
+        rate = (self._rows - self._rows_said) / max(since, 1e-9)
+        line = (
+            f"{self._app}: {self._rows:,} rows, {rate:,.0f} rows/s, batch {seconds * 1000:,.0f} ms, "
+            f"{sum(commit.keys for commit in manifest.partitions):,} keys, "
+            f"{_size(sum(commit.bytes for commit in manifest.partitions))}, version {manifest.version}"
+        )
+        self._said, self._rows_said = now, self._rows
+        if self._live:
+            self._stream.write("\r" + line.ljust(len(self._line)))
+            self._stream.flush()
+            self._line = line
+        else:
+            logger.info(line)
+
+    def end(self, manifest: Manifest) -> None:
+        """The run is over."""
+        if self._line:
+            self._stream.write("\n")
+        seconds = time.monotonic() - self._began
+        logger.info(
+            "%s: stopped at version %d after %s rows in %.1f s", self._app, manifest.version, f"{self._rows:,}", seconds
+        )
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,268 @@
+"""One run: a streaming query whose every micro-batch goes through the driver's protocol.
+
+Spark only proposes. For a ranged source its checkpoint is a scratch directory of the run: positions are in the manifest
+chain, so there is nothing in it to keep, to repair or to fight over. For a Spark source it is kept, because only Spark
+knows the position there.
+
+Stopping: the batch in flight is finished and Spark's own commit awaited, then the query is stopped; a batch that must
+not begin raises, because returning would log it as done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark.errors import StreamingQueryException
+
+from holdfast.errors import Damaged, Fenced
+from holdfast.log.manifest import Manifest, SparkBatch, new_id
+from holdfast.plan.program import Program
+from holdfast.runtime.batch import Driver, Proposal
+from holdfast.runtime.locks import FileLock
+from holdfast.runtime.progress import Progress
+from holdfast.sources import planner
+from holdfast.sources.spark import SparkSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger("holdfast")
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """When a run ends by itself."""
+
+    rows: int
+    """Per batch, of a ranged source."""
+    count: int | None = None
+    """Records to process in all."""
+    timeout: float | None = None
+    """Seconds without a record."""
+    available_now: bool = False
+    """What is there now, and no more."""
+
+
+class Query:
+    """A run in progress."""
+
+    def __init__(
+        self, spark: SparkSession, driver: Driver, program: Program, directory: Path, limits: Limits, progress: Progress
+    ) -> None:
+        self._spark = spark
+        self._driver = driver
+        self._program = program
+        self._directory = directory
+        self._limits = limits
+        self._progress = progress
+        self._stop = threading.Event()
+        self._idle = threading.Condition()
+        self._busy = False
+        self._query_id: str | None = None
+        self._until = None
+        """Where a ranged source is cut off, to process exactly `count` records."""
+        if limits.count is not None and driver.head.position is not None:
+            self._until = program.source.after(driver.head.position, limits.count)
+        self._last_batch = -1
+        self._last_rows = time.monotonic()
+        self._count = 0
+        self._error: BaseException | None = None
+
+    def stop(self) -> None:
+        """Ask the run to end after the batch in flight."""
+        self._stop.set()
+
+    def run(self, *, handle_signals: bool) -> None:
+        """Block until the run is over; raise what ended it, if it was an error."""
+        if self._nothing_left(self._driver.head):
+            return
+        with self._checkpoint() as checkpoint, _signals(self.stop, handle_signals):
+            writer = self._frame().writeStream.foreachBatch(self._on_batch(checkpoint))
+            writer = writer.option("checkpointLocation", str(checkpoint))
+            if self._limits.available_now:
+                writer = writer.trigger(availableNow=True)
+            query = writer.start()
+            try:
+                self._wait(query, checkpoint)
+            finally:
+                query.stop()
+        if self._error is not None:
+            raise self._error
+
+    # -- what Spark plans ----------------------------------------------------------------------------------------
+
+    def _frame(self) -> DataFrame:
+        source = self._program.source
+        if isinstance(source, SparkSource):
+            return source.frame
+        self._spark.dataSource.register(planner.Planner)
+        start = self._driver.head.position
+        assert start is not None
+        plan = planner.plan_option(source.outlook(), start, self._limits.rows)
+        return self._spark.readStream.format(planner.NAME).option("plan", plan).load()
+
+    @contextmanager
+    def _checkpoint(self) -> Iterator[Path]:
+        """Spark's checkpoint directory for this run."""
+        if isinstance(self._program.source, SparkSource):
+            yield self._directory
+            return
+        _collect_scratch(self._directory)
+        scratch = self._directory / f"run-{new_id()}"
+        lock = FileLock(scratch.with_suffix(".lock"))
+        lock.acquire()
+        try:
+            yield scratch
+        finally:
+            if scratch.exists():
+                shutil.rmtree(scratch)
+            lock.release()
+
+    # -- every micro-batch ---------------------------------------------------------------------------------------
+
+    def _on_batch(self, checkpoint: Path) -> Any:
+        def on_batch(rows: DataFrame, batch: int) -> None:
+            with self._idle:
+                if self._stop.is_set():
+                    raise _NotNowError
+                self._busy = True
+            began = time.monotonic()
+            try:
+                proposal = self._proposal(checkpoint, rows, batch)
+                manifest = self._driver.run_batch(proposal)
+                self._progress.batch(manifest, time.monotonic() - began)
+                self._after(manifest, proposal, batch)
+            except BaseException as error:
+                self._error = error
+                self._stop.set()
+                raise
+            finally:
+                with self._idle:
+                    self._busy = False
+                    self._idle.notify_all()
+
+        return on_batch
+
+    def _proposal(self, checkpoint: Path, rows: DataFrame, batch: int) -> Proposal:
+        """What Spark wrote down about a batch before it began."""
+        if self._query_id is None:
+            self._query_id = str(msgspec.json.decode((checkpoint / "metadata").read_bytes())["id"])
+        _, _, *offsets = (checkpoint / "offsets" / str(batch)).read_text().split("\n")
+        digest = hashlib.blake2b("\n".join(offsets).encode(), digest_size=16).hexdigest()
+        spark = SparkBatch(self._query_id, batch, digest)
+        if isinstance(self._program.source, SparkSource):
+            return Proposal(spark, rows=rows)
+        end = msgspec.json.decode(offsets[0])
+        if self._until is not None and end["taken"] > self._until["taken"]:
+            end = self._until
+        return Proposal(spark, end=end)
+
+    def _after(self, manifest: Manifest, proposal: Proposal, batch: int) -> None:
+        """See whether this batch was the last one. A range that could not be read to its end was."""
+        rows = sum(commit.rows_in for commit in manifest.partitions)
+        self._last_batch = batch
+        self._count += rows
+        if rows:
+            self._last_rows = time.monotonic()
+        if self._nothing_left(manifest, ended=manifest.position != proposal.end):
+            self._stop.set()
+
+    def _nothing_left(self, manifest: Manifest, *, ended: bool = False) -> bool:
+        limits = self._limits
+        if limits.count is not None and self._count >= limits.count:
+            return True
+        source = self._program.source
+        if isinstance(source, SparkSource) or manifest.position is None:
+            return False
+        return ended or bool(source.outlook().is_over(manifest.position))
+
+    # -- stopping ------------------------------------------------------------------------------------------------
+
+    def _wait(self, query: StreamingQuery, checkpoint: Path) -> None:
+        timeout = self._limits.timeout
+        while not self._stop.is_set():
+            try:
+                if query.awaitTermination(0.1):  # type: ignore[arg-type]
+                    return
+            except KeyboardInterrupt:
+                self.stop()
+            except StreamingQueryException as error:
+                self._explain(error)
+                return
+            if timeout is not None and not self._busy and time.monotonic() - self._last_rows > timeout:
+                self.stop()
+        with self._idle:
+            self._idle.wait_for(lambda: not self._busy)
+        if self._error is None and self._last_batch >= 0:
+            _await(checkpoint / "commits" / str(self._last_batch), query)
+
+    def _explain(self, error: StreamingQueryException) -> None:
+        """A query that failed outside our code: what it means for the checkpoint."""
+        if self._error is not None or self._stop.is_set():
+            return
+        text = str(error)
+        if "CONCURRENT_STREAM_LOG_UPDATE" in text or "concurrently using" in text:
+            self._error = Fenced(self._driver.head.version + 1, "another run that uses Spark's checkpoint")
+        elif self._last_batch < 0 and isinstance(self._program.source, SparkSource):
+            self._error = Damaged(
+                f"Spark cannot go on from its checkpoint {self._directory}: {text.splitlines()[0]}. It alone knows the position of "
+                "this source: put it back from a backup, or begin a new checkpoint",
+                path=str(self._directory),
+            )
+        else:
+            self._error = error
+
+
+class _NotNowError(Exception):
+    """A batch that must not begin: the run is stopping."""
+
+
+def _await(path: Path, query: StreamingQuery, patience: float = 5.0) -> None:
+    """Wait until Spark has logged the last batch as done; if it does not, the next start copes with that."""
+    limit = time.monotonic() + patience
+    while not path.exists() and query.isActive and time.monotonic() < limit:
+        time.sleep(0.005)
+
+
+def _collect_scratch(directory: Path) -> None:
+    """Remove what runs that were killed left behind."""
+    for scratch in directory.glob("run-*[0-9a-f]"):
+        lock = FileLock(scratch.with_suffix(".lock"))
+        if lock.acquire():
+            shutil.rmtree(scratch)
+            lock.release()
+
+
+@contextmanager
+def _signals(stop: Callable[[], None], wanted: bool) -> Iterator[None]:
+    """SIGINT and SIGTERM end the run in good order; a second one does what it always does."""
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, frame: Any) -> None:
+        logger.info("%s: finishing the batch in flight; again to stop at once", signal.Signals(number).name)
+        stop()
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        restore()

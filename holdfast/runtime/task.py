@@ -1,0 +1,246 @@
+"""A task: one batch of one state partition. The letters are those of the protocol in batch.py.
+
+    a  bring the local store to exactly the version that the batch continues
+    b  read the input, run the steps, keep changes in memory
+    c  put delta and outboxes under names of their own
+    d  return the receipt
+
+Everything that a task writes is either garbage or named by a commit. An exception becomes part of the receipt, so that
+Spark does not try a deterministic failure again and the caller gets the exception itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, Protocol
+
+from holdfast.errors import FixTheRecord, MissingKey, UserFunctionFailed
+from holdfast.failpoints import reach
+from holdfast.log import paths
+from holdfast.log.files import FileRef, write_delta, write_table
+from holdfast.log.manifest import AttemptId, InstanceId, Position, new_id
+from holdfast.log.recipe import bring
+from holdfast.log.storage import Storage
+from holdfast.pickling import dumps, loads
+from holdfast.plan.program import Program
+from holdfast.plan.record import Chunk, Headers, Place, Record
+from holdfast.plan.schema import to_ddl
+from holdfast.plan.sinks import Encoder, Sink
+from holdfast.plan.steps import compiled
+from holdfast.runtime.job import Failure, Job, Receipt
+from holdfast.sources.base import Reading
+from holdfast.state.documents import Documents, State
+from holdfast.state.keys import encode_key
+from holdfast.stores.base import DamagedStore, Store
+
+logger = logging.getLogger("holdfast")
+
+
+class Stores(Protocol):
+    """Where this host keeps its local stores."""
+
+    def open(self, instance: InstanceId, partition: int) -> AbstractContextManager[Store]:
+        """The store of a partition, for this task alone."""
+
+
+def run_task(
+    program: Program, job: Job, partition: int, chunks: Reading | Iterable[Chunk], storage: Storage, stores: Stores
+) -> Receipt:
+    """One attempt of one task.
+
+    A local store that turns out to be damaged is wiped and the exception let through: the job is lost, not wrong, and
+    the driver runs it again.
+    """
+    batch: _Batch | None = None
+    attempt = AttemptId(new_id())
+    try:
+        reach("task.begin", job.version)
+        with stores.open(job.instance, partition) as store:
+            try:
+                bring(store, storage, job.recipes[partition])  # a
+                reach("task.restored", job.version)
+                batch = _Batch(program, job, partition, store)
+                for chunk in chunks:  # b
+                    batch.process(chunk)
+                reach("task.processed", job.version)
+                return batch.receipt(storage, attempt, getattr(chunks, "end", None))  # c, d
+            except DamagedStore:
+                store.wipe()
+                raise
+    except DamagedStore as damage:
+        logger.warning("partition %d: %s; it will be built again", partition, damage)
+        raise
+    except Exception as error:
+        place = batch.place if batch is not None else None
+        return Receipt(
+            version=job.version, partition=partition, attempt=attempt, span=job.span, failure=failure_of(error, place)
+        )
+
+
+class _Batch:
+    """The records of one task and what they change. Also the `Current` record of the compiled steps."""
+
+    def __init__(self, program: Program, job: Job, partition: int, store: Store) -> None:
+        self.key: Any = None
+        self.timestamp = job.time_ms
+        self.headers: Headers | None = None
+        self.step = "source"
+        self.place: Place | None = None
+        self._route: bytes | None = None
+        self._program = program
+        self._job = job
+        self._partition = partition
+        self._undo: list[Any] = []
+        self._documents = {
+            name: Documents(store, name, program.codec, job.time_ms, self._undo) for name in program.stores
+        }
+        self._encoders = {sink.id: sink.encoder(job.schemas.get(sink.id)) for sink in program.sinks}
+        self._flow = compiled(program.root, self)
+        self._rows = self._skipped = 0
+
+    def state(self, store: str) -> State:
+        if self._route is None:
+            encode_key(self.key)  # says what is wrong with it
+            raise MissingKey("the record has no key")
+        return self._documents[store].state(self._route)
+
+    def encoder(self, sink: Sink) -> Encoder:
+        return self._encoders[sink.id]
+
+    def process(self, chunk: Chunk) -> None:
+        routes = chunk.routes if chunk.routes is not None else _routes(chunk)
+        for documents in self._documents.values():
+            documents.prefetch(route for route in routes if route is not None)
+        flow, undo, faults = self._flow, self._undo, chunk.faults
+        encoders = tuple(self._encoders.values())
+        timestamps = chunk.timestamps
+        for index, value in enumerate(chunk.values):
+            self.key = chunk.keys[index]
+            self._route = routes[index]
+            if timestamps is not None:
+                self.timestamp = timestamps[index]
+            emitted = [len(encoder) for encoder in encoders]
+            try:
+                if index in faults:
+                    self.step = "source"
+                    raise faults[index]
+                flow(value)
+            except DamagedStore:
+                raise
+            except Exception as error:
+                for documents in self._documents.values():
+                    documents.rollback()
+                for encoder, length in zip(encoders, emitted, strict=True):
+                    encoder.truncate(length)
+                self._failed(error, chunk, index)
+            else:
+                undo.clear()
+        self._rows += len(chunk.values)
+
+    def _failed(self, error: Exception, chunk: Chunk, index: int) -> None:
+        """Skip the record if the user's callback says so; otherwise the error ends the batch."""
+        source = self._program.source.name
+        self.place = Place(source, self._partition, chunk.positions[index], self.key, self.step)
+        if self._program.on_error is None:
+            raise error
+        record = Record(
+            chunk.values[index],
+            self.key,
+            self.timestamp,
+            self.headers,
+            source,
+            self._partition,
+            chunk.positions[index],
+        )
+        if not self._program.on_error(error, record, logger):
+            raise error
+        self.place = None
+        self._skipped += 1
+
+    def receipt(self, storage: Storage, attempt: AttemptId, end: Position | None) -> Receipt:
+        job, partition = self._job, self._partition
+        keys: list[bytes] = []
+        values: list[bytes | None] = []
+        keys_grown = bytes_grown = 0
+        for _, documents in sorted(self._documents.items()):
+            changed, to, more_keys, more_bytes = documents.changes()
+            keys += changed
+            values += to
+            keys_grown += more_keys
+            bytes_grown += more_bytes
+        delta = write_delta(storage, paths.delta(job.version, partition, attempt), keys, values) if keys else None
+        reach("task.delta.durable", job.version)
+        outboxes: dict[str, FileRef] = {}
+        schemas: dict[str, str] = {}
+        for sink in self._program.sinks:
+            encoder = self._encoders[sink.id]
+            if len(encoder):
+                table = encoder.table()
+                name = paths.outbox(job.version, partition, sink.index, attempt)
+                outboxes[sink.id] = write_table(storage, name, table, kind="outbox")
+                if sink.form == "rows" and sink.id not in job.schemas:
+                    schemas[sink.id] = to_ddl(table.schema)
+        reach("task.outbox.durable", job.version)
+        return Receipt(
+            version=job.version,
+            partition=partition,
+            attempt=attempt,
+            span=job.span,
+            end=end,
+            delta=delta,
+            outboxes=outboxes,
+            schemas=schemas,
+            rows_in=self._rows,
+            rows_out=sum(len(encoder) for encoder in self._encoders.values()),
+            skipped=self._skipped,
+            keys_grown=keys_grown,
+            bytes_grown=bytes_grown,
+        )
+
+
+def _routes(chunk: Chunk) -> list[bytes | None]:
+    """The encoded keys of a chunk; a key without an encoding is a fault of its record, if that needs state."""
+    if chunk.keys and all(type(key) is str for key in chunk.keys):
+        try:
+            return [b"s" + key.encode() for key in chunk.keys]
+        except UnicodeEncodeError:
+            pass  # one by one, then
+    routes: list[bytes | None] = []
+    for key in chunk.keys:
+        try:
+            routes.append(encode_key(key))
+        except FixTheRecord:
+            routes.append(None)
+    return routes
+
+
+def failure_of(error: Exception, place: Place | None) -> Failure:
+    try:
+        pickled = dumps(error)
+        loads(pickled)
+    except Exception:  # whatever an exception's own pickling may raise
+        pickled = None
+    return Failure(
+        kind=type(error).__qualname__,
+        message=str(error),
+        traceback="".join(traceback.format_exception(error)),
+        pickled=pickled,
+        place=place,
+    )
+
+
+def raise_failure(failure: Failure) -> NoReturn:
+    """Raise a task's exception as itself, with its place attached."""
+    error: Exception
+    if failure.pickled is not None:
+        error = loads(failure.pickled)
+    else:
+        error = UserFunctionFailed(f"{failure.kind}: {failure.message}", kind=failure.kind)
+    if failure.place is not None:
+        error.holdfast_place = failure.place  # type: ignore[attr-defined]
+        error.add_note(f"at {failure.place}")
+    error.add_note("in a task:\n" + failure.traceback.rstrip())
+    raise error

@@ -1,0 +1,106 @@
+"""A view of committed state, for people and programs outside the pipeline.
+
+It reads the log, never the local stores, which belong to the tasks: so it works while the application runs, here or in
+another process, and it shows exactly one committed version. The view follows the chain: each call sees the last commit.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import CodecMismatch
+from holdfast.log.manifest import Chain, Manifest
+from holdfast.log.recipe import bring, recipe_for
+from holdfast.state.codecs import Codec
+from holdfast.state.documents import document_prefix, read_document
+from holdfast.state.keys import decode_key, encode_key, partition_of
+from holdfast.stores.base import Store
+from holdfast.stores.rocksdb import RocksDBStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class StateView:
+    """The state of one store at the last committed version. Made by `Application.state`.
+
+    Guaranteed: what it shows was committed, all of one call at the same version. Not guaranteed: that it is still the
+    last version when the call returns.
+
+    >>> import tempfile
+    >>> from holdfast import Application
+    >>> Application("empty", state_dir=tempfile.mkdtemp()).state("default").get("ann") is None
+    True
+    """
+
+    def __init__(self, chain: Chain, store: str, codec: Codec, spark: Callable[[], SparkSession]) -> None:
+        self._chain = chain
+        self._name = store
+        self._codec = codec
+        self._spark = spark
+        self._directory: Path | None = None
+        self._stores: dict[int, Store] = {}
+
+    def get(self, key: Any) -> dict[Any, Any] | None:
+        """The state of a key as a dict of its sub-keys; None if it has none."""
+        route = encode_key(key)
+        head = self._head()
+        if head is None:
+            return None
+        store = self._at(head, partition_of(route, len(head.partitions)))
+        (stored,) = store.get_many([document_prefix(self._name) + route])
+        return None if stored is None else read_document(stored, self._codec, head.time_ms) or None
+
+    def items(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
+        """Every key and its state, in no particular order."""
+        head = self._head()
+        if head is None:
+            return
+        prefix = document_prefix(self._name)
+        for partition in range(len(head.partitions)):
+            for key, stored in self._at(head, partition).scan(prefix, prefix[:-1] + b"\x01"):
+                document = read_document(stored, self._codec, head.time_ms)
+                if document:
+                    yield decode_key(key[len(prefix) :]), document
+
+    def to_dataframe(self) -> DataFrame:
+        """Key and state as a Spark DataFrame `key string, state string`: the key as `str` shows it, the state as JSON."""
+        import msgspec
+
+        rows = [(str(key), msgspec.json.encode(_shown(document)).decode()) for key, document in self.items()]
+        return self._spark().createDataFrame(rows, "key string, state string")
+
+    def _head(self) -> Manifest | None:
+        head = self._chain.head()
+        if head is not None:
+            written = head.codecs.get(self._name, self._codec.name)
+            if written != self._codec.name:
+                raise CodecMismatch(
+                    f"store {self._name!r} was written with codec {written}, this application uses {self._codec.name}"
+                )
+        return head
+
+    def _at(self, head: Manifest, partition: int) -> Store:
+        """A private store of a partition, brought to `head`."""
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="holdfast-view-"))
+            weakref.finalize(self, shutil.rmtree, self._directory)
+        store = self._stores.get(partition)
+        if store is None:
+            store = self._stores[partition] = RocksDBStore(self._directory / f"{head.instance}-{partition}")
+            weakref.finalize(self, store.close)
+        bring(store, self._chain.storage, recipe_for(self._chain, head, partition))
+        return store
+
+
+def _shown(document: dict[Any, Any]) -> dict[str, Any]:
+    return {str(name): value if _is_json(value) else repr(value) for name, value in document.items()}
+
+
+def _is_json(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool | list | dict | None)

@@ -1,0 +1,1 @@
+"""Where committed output goes: one file per kind. Each says how it avoids duplicates."""

@@ -1,0 +1,102 @@
+"""Sources: one contract for those whose ranges we read, another for those that Spark reads.
+
+A ranged source is replayable by position: reading the same range again gives the same records. It only plans on the
+driver; the range itself is read in the task that owns the state partition. Where Spark reads, it owns the position too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol
+
+from holdfast.errors import FixTheRecord, InvalidPipeline
+from holdfast.log.manifest import Position
+from holdfast.plan.record import Chunk
+
+CHUNK = 20_000
+"""Records that a task takes at once: their state is one multi-get."""
+
+
+class Span(NamedTuple):
+    """What a batch reads of a ranged source: from the last commit's end to the proposed end."""
+
+    start: Position
+    end: Position
+
+
+class Source(Protocol):
+    """What every source has."""
+
+    kind: str
+    """In the manifest: another kind of source cannot go on from its positions."""
+    name: str
+    """For people, in errors and logs."""
+
+
+class RangedSource(Source, Protocol):
+    """A source whose ranges tasks read."""
+
+    def initial(self) -> Position:
+        """Where a new application begins."""
+
+    def outlook(self) -> Outlook:
+        """What plans the batches of this source."""
+
+    def after(self, start: Position, rows: int) -> Position:
+        """The position `rows` rows after `start`."""
+
+    def read(self, partition: int, partitions: int, span: Span) -> Reading:
+        """The records of `span` that belong to a state partition."""
+
+
+class Outlook(Protocol):
+    """Plans batches. Small and picklable: it travels to where Spark plans."""
+
+    def propose(self, start: Position, rows: int) -> Position:
+        """How far a batch of at most `rows` rows that begins at `start` may go; `start` itself if there is nothing."""
+
+    def is_over(self, position: Position) -> bool:
+        """Whether nothing can ever come after `position`."""
+
+
+class Reading(Protocol):
+    """An iterator of chunks that knows, when it is exhausted, where it came to."""
+
+    end: Position
+
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+
+Extract = Callable[[Any], Any]
+
+
+def extractor(what: str, given: str | Extract | None) -> Extract | None:
+    """A `key=` or `timestamp=` argument as a function of the value."""
+    if given is None or callable(given):
+        return given
+    if isinstance(given, str):
+        return Field(given)
+    raise InvalidPipeline(f"{what} must be a field name or a function of the value, not {type(given).__qualname__}")
+
+
+class Field:
+    """Takes one field of a dict. A class, so that it pickles small and names itself in errors."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, value: Any) -> Any:
+        try:
+            return value[self.name]
+        except (KeyError, TypeError, IndexError):
+            raise FixTheRecord(f"the value has no field {self.name!r}") from None
+
+
+def milliseconds(value: Any) -> int:
+    """An event time as ms since the epoch."""
+    if type(value) is int:
+        return value
+    if isinstance(value, datetime):
+        return round(value.timestamp() * 1000)
+    raise FixTheRecord(f"a timestamp must be an int of ms or a datetime, not {type(value).__qualname__}")

@@ -1,0 +1,160 @@
+"""An iterable as a source: a sequence, or a function that makes the same iterator again each time it is called.
+
+The position is the number of records taken. Every task walks the batch's range and keeps the records whose key
+belongs to its partition; a worker process remembers where its iterator stands, so that going on costs nothing and only a
+new process has to skip ahead. The records are copied as they are handed out: a step may change what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from holdfast.errors import InvalidPipeline
+from holdfast.log.manifest import Position, new_id
+from holdfast.plan.record import Chunk, copied
+from holdfast.sources.base import CHUNK, Extract, Span, extractor, milliseconds
+from holdfast.state.keys import encode_key, partition_of
+
+
+class IterableSource:
+    """See `Application.from_iterable`."""
+
+    kind = "iterable"
+
+    def __init__(
+        self,
+        records: Sequence[Any] | Callable[[], Iterable[Any]],
+        key: str | Extract | None,
+        timestamp: str | Extract | None,
+        name: str = "iterable",
+    ) -> None:
+        if not callable(records) and not (hasattr(records, "__getitem__") and hasattr(records, "__len__")):
+            raise InvalidPipeline(
+                "from_iterable() takes a sequence, or a function that returns a new iterator each time it is called; "
+                f"a {type(records).__qualname__} can be read only once, so its records could not be read again after a crash"
+            )
+        self.name = name
+        self._records = records
+        self._key = extractor("key", key)
+        self._timestamp = extractor("timestamp", timestamp)
+        self._token = new_id()
+
+    def initial(self) -> Position:
+        return {"taken": 0}
+
+    def outlook(self) -> IterableOutlook:
+        return IterableOutlook(None if callable(self._records) else len(self._records))
+
+    def after(self, start: Position, rows: int) -> Position:
+        return {"taken": start["taken"] + rows}
+
+    def read(self, partition: int, partitions: int, span: Span) -> IterableReading:
+        return IterableReading(self, partition, partitions, span)
+
+    def take(self, batch: int, start: int, end: int) -> Sequence[Any]:
+        """The records of a range, in a batch that begins at `batch`; fewer if the source ends before."""
+        if not callable(self._records):
+            return self._records[start:end]
+        return _cursor(self._token, self._records).take(batch, start, end)
+
+    def chunk(self, start: int, records: Sequence[Any], partition: int, partitions: int) -> Chunk:
+        """Those of `records` that belong to a partition."""
+        chunk = Chunk([], [], None if self._timestamp is None else [], [], [], {})
+        assert chunk.routes is not None and isinstance(chunk.positions, list)
+        key_of, time_of = self._key, self._timestamp
+        for position, record in enumerate(records, start):
+            key, route, time, fault = None, None, 0, None
+            try:
+                if key_of is not None:
+                    key = key_of(record)
+                    if key is not None:
+                        route = encode_key(key)
+                if time_of is not None:
+                    time = milliseconds(time_of(record))
+            except Exception as error:
+                fault = error
+            owner = position % partitions if route is None else partition_of(route, partitions)
+            if owner != partition:
+                continue
+            if fault is not None:
+                chunk.faults[len(chunk.keys)] = fault
+            chunk.keys.append(key)
+            chunk.routes.append(route)
+            chunk.values.append(copied(record))
+            chunk.positions.append(position)
+            if chunk.timestamps is not None:
+                chunk.timestamps.append(time)
+        return chunk
+
+
+class IterableOutlook:
+    """Knows how many records there are; None if only iterating will tell."""
+
+    def __init__(self, length: int | None) -> None:
+        self._length = length
+
+    def propose(self, start: Position, rows: int) -> Position:
+        end: int = start["taken"] + rows
+        return {"taken": end if self._length is None else max(start["taken"], min(end, self._length))}
+
+    def is_over(self, position: Position) -> bool:
+        return self._length is not None and position["taken"] >= self._length
+
+
+class IterableReading:
+    """The chunks of one range."""
+
+    def __init__(self, source: IterableSource, partition: int, partitions: int, span: Span) -> None:
+        self.end = span.start
+        self._source = source
+        self._partition = partition
+        self._partitions = partitions
+        self._span = span
+
+    def __iter__(self) -> Iterator[Chunk]:
+        batch, end = self._span.start["taken"], self._span.end["taken"]
+        start = batch
+        while start < end:
+            records = self._source.take(batch, start, min(start + CHUNK, end))
+            if not len(records):
+                break
+            yield self._source.chunk(start, records, self._partition, self._partitions)
+            start += len(records)
+            self.end = {"taken": start}
+
+
+class _Cursor:
+    """An iterator that keeps the records of the current batch: the next task in this process may want them too."""
+
+    def __init__(self, factory: Callable[[], Iterable[Any]]) -> None:
+        self._factory = factory
+        self._iterator = iter(factory())
+        self._kept: list[Any] = []
+        self._kept_from = 0
+        self._reached = 0
+
+    def take(self, batch: int, start: int, end: int) -> Sequence[Any]:
+        """The records from `start` to `end`, in a batch that begins at `batch`."""
+        if batch < self._kept_from:
+            self.__init__(self._factory)  # type: ignore[misc]  # begin again
+        del self._kept[: batch - self._kept_from]
+        if not self._kept:
+            for _ in islice(self._iterator, batch - self._reached):
+                self._reached += 1
+        self._kept_from = batch
+        fresh = list(islice(self._iterator, max(0, end - self._reached)))
+        self._kept += fresh
+        self._reached += len(fresh)
+        return self._kept[start - batch : end - batch]
+
+
+_cursors: dict[str, _Cursor] = {}
+
+
+def _cursor(token: str, factory: Callable[[], Iterable[Any]]) -> _Cursor:
+    if token not in _cursors:
+        _cursors.clear()  # one source at a time: a worker process outlives applications
+        _cursors[token] = _Cursor(factory)
+    return _cursors[token]

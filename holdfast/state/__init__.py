@@ -1,0 +1,1 @@
+"""What a user function touches: keyed state, its keys and its codecs."""

@@ -1,0 +1,73 @@
+"""The store that lives in this process: for tests, and for applications that keep nothing.
+
+The plainest thing that keeps the contract of `stores/base.py`, so it is also the model the other stores are read
+against. What a checkpoint holds is one file, `store.msgpack`: the mark and the entries in key order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from holdfast.stores.base import EMPTY, Change, DamagedStore, Mark, WrongVersion
+
+_FILE = "store.msgpack"
+
+
+class MemoryStore:
+    """A `Store` in a dict. It ends with the process; closing it changes nothing."""
+
+    def __init__(self) -> None:
+        self._mark = EMPTY
+        self._values: dict[bytes, bytes] = {}
+
+    @classmethod
+    def open(cls, directory: Path) -> MemoryStore:
+        """The store that `checkpoint(directory)` wrote."""
+        path = directory / _FILE
+        try:
+            mark, entries = msgspec.msgpack.decode(path.read_bytes(), type=tuple[Mark, list[tuple[bytes, bytes]]])
+        except (FileNotFoundError, msgspec.MsgspecError) as error:
+            raise DamagedStore(f"{path} is not a whole checkpoint: {error}", path=path) from error
+        store = cls()
+        store._mark, store._values = mark, dict(entries)
+        return store
+
+    def mark(self) -> Mark:
+        return self._mark
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self._values.get(key) for key in keys]
+
+    def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        keys = sorted(self._values)
+        stop = len(keys) if end is None else bisect_left(keys, end)
+        return iter([(key, self._values[key]) for key in keys[bisect_left(keys, start) : stop]])
+
+    def apply(self, changes: Iterable[Change], since: Mark, to: Mark) -> None:
+        if self._mark == to:
+            return
+        if self._mark != since:
+            raise WrongVersion(self._mark, since, to)
+        values = dict(self._values)
+        for key, value in changes:
+            if value is None:
+                values.pop(key, None)
+            else:
+                values[key] = value
+        self._mark, self._values = to, values
+
+    def checkpoint(self, directory: Path) -> None:
+        whole = directory.with_name(f"{directory.name}.tmp")
+        directory.mkdir()
+        whole.write_bytes(msgspec.msgpack.encode((self._mark, sorted(self._values.items()))))
+        whole.rename(directory / _FILE)
+
+    def wipe(self) -> None:
+        self._mark, self._values = EMPTY, {}
+
+    def close(self) -> None:
+        pass

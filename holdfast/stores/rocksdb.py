@@ -1,0 +1,214 @@
+"""The store on a local disk: one RocksDB database per state partition.
+
+Pooled Spark workers mean that any process may get the partition next, so a database is opened and closed at every
+micro-batch, and everything here follows from that.
+
+- No write-ahead log: the committed deltas are the log. A version is one WriteBatch that also holds the mark; a batch
+  lies in one memtable and a memtable becomes one file, so whatever a kill leaves is some applied version, whole.
+  That holds for one column family only.
+- `close` flushes, so what was applied outlives the process. Each cycle thus adds one sorted run.
+- Compaction never runs on into a close, which would throw its work away: `close` waits while there are more than
+  `MAX_RUNS` runs. It is size-tiered (universal), since a leveled one would rewrite each change ten times.
+- Every block that is read is checked. What RocksDB reports as corrupt or missing is `DamagedStore`.
+
+Keys that begin with a zero byte belong to this module: the mark lies under one. The engine's keys begin with a letter.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from rocksdict import (
+    BlockBasedOptions,
+    Checkpoint,
+    ChecksumType,
+    DbClosedError,
+    DBCompactionStyle,
+    DBCompressionType,
+    Options,
+    Rdict,
+    UniversalCompactOptions,
+    WriteBatch,
+    WriteOptions,
+)
+
+from holdfast.errors import HoldfastError, StorageFailed, StorageFull, StorageReadOnly
+from holdfast.stores.base import EMPTY, Change, DamagedStore, Mark, WrongVersion
+
+MAX_RUNS = 8
+"""Sorted runs that a closed database may have. More make reads slower, fewer make compaction dearer."""
+
+COMPACTION_LIMIT_S = 60.0
+"""How long `close` waits for a compaction before it gives up and leaves it to the next one."""
+
+_MARK = b"\x00mark"
+_FIRST = b"\x01"
+
+
+class RocksDBStore:
+    """A `Store` in the directory `path`. The caller holds the lock of the directory (`stores/slots.py`)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._db = _open(path)
+        self._closed = False
+
+    def mark(self) -> Mark:
+        with named_errors(self.path):
+            held = self._db.get(_MARK)
+        return EMPTY if held is None else Mark(int.from_bytes(held[:8], "big"), held[8:].decode())
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        with named_errors(self.path):
+            return cast("list[bytes | None]", self._db.get(list(keys)))
+
+    def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        with named_errors(self.path):
+            entries = self._db.iter()
+            entries.seek(max(start, _FIRST))
+            while entries.valid():
+                key = entries.key()
+                if end is not None and key >= end:
+                    return
+                yield key, entries.value()
+                entries.next()
+            entries.status()  # at damage an iterator ends as if there were no more; only this tells
+
+    def apply(self, changes: Iterable[Change], since: Mark, to: Mark) -> None:
+        held = self.mark()
+        if held == to:
+            return
+        if held != since:
+            raise WrongVersion(held, since, to)
+        batch = WriteBatch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        for key, value in changes:
+            if value is None:
+                delete(key)
+            else:
+                put(key, value)
+        put(_MARK, to.version.to_bytes(8, "big") + to.attempt.encode())
+        with named_errors(self.path):
+            self._db.write(batch)
+
+    def checkpoint(self, directory: Path) -> None:
+        if directory.exists():
+            raise FileExistsError(errno.EEXIST, "a checkpoint is written to a new directory", str(directory))
+        with named_errors(self.path):
+            self._db.flush()
+            Checkpoint(self._db).create_checkpoint(str(directory))
+
+    def wipe(self) -> None:
+        self._db.close()
+        erase(self.path)
+        self._db = _open(self.path)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            with named_errors(self.path):
+                self._db.flush()
+                _let_compaction_finish(self._db)
+        finally:
+            self._db.close()
+
+
+def erase(path: Path) -> None:
+    """Empty the directory of a database that nobody has open."""
+    with named_errors(path):
+        for entry in path.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+
+def _open(path: Path) -> Rdict:
+    with named_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+        # Without CURRENT, RocksDB would start a new database over the tables of the lost one.
+        if not (path / "CURRENT").exists() and any(path.glob("*.sst")):
+            raise DamagedStore(f"{path} has tables but no CURRENT file", path=path)
+        db = Rdict(str(path), _options())
+        db.set_write_options(_without_wal())
+        return db
+
+
+def _let_compaction_finish(db: Rdict) -> None:
+    # RocksDB's own "compaction-pending" can stay set with nothing left to do: count the runs instead.
+    limit = time.monotonic() + COMPACTION_LIMIT_S
+    while _runs(db) > MAX_RUNS and time.monotonic() < limit:
+        time.sleep(0.002)
+
+
+def _runs(db: Rdict) -> int:
+    levels = [file["level"] for file in db.live_files()]
+    return levels.count(0) + len(set(levels) - {0})
+
+
+def _options() -> Options:
+    table = BlockBasedOptions()
+    table.set_format_version(5)
+    table.set_checksum_type(ChecksumType.xxh3())
+    table.set_bloom_filter(10, False)
+    table.set_block_size(2048)
+    table.set_block_restart_interval(4)
+    table.disable_cache()  # the database lives for one batch: the page cache is the cache
+
+    tiers = UniversalCompactOptions()
+    tiers.max_size_amplification_percent = 100
+
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(table)
+    options.set_compression_type(DBCompressionType.none())
+    options.set_allow_mmap_reads(True)
+    options.set_write_buffer_size(64 << 20)
+    options.set_compaction_style(DBCompactionStyle.universal())
+    options.set_universal_compaction_options(tiers)
+    options.set_level_zero_file_num_compaction_trigger(MAX_RUNS)
+    options.set_level_zero_slowdown_writes_trigger(1 << 20)
+    options.set_level_zero_stop_writes_trigger(1 << 20)
+    options.set_max_background_jobs(2)
+    options.set_max_open_files(-1)  # every table is opened, so a missing one is found, when the database is
+    options.set_skip_stats_update_on_db_open(True)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    options.set_keep_log_file_num(1)
+    options.set_max_log_file_size(1 << 20)
+    return options
+
+
+def _without_wal() -> WriteOptions:
+    options = WriteOptions()
+    options.disable_wal = True  # type: ignore[assignment, method-assign]  # a property; its stub says method
+    return options
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Errors of RocksDB and of the file system get their names in `holdfast.errors`; `path` is where they happened."""
+    try:
+        yield
+    except (HoldfastError, DbClosedError):
+        raise
+    except Exception as error:
+        raise _kind(str(error))(f"{path}: {error}", path=path) from error
+
+
+def _kind(text: str) -> type[HoldfastError]:
+    if "No space left" in text or "Disk quota exceeded" in text:
+        return StorageFull
+    if "Read-only file system" in text or "Permission denied" in text:
+        return StorageReadOnly
+    if "Corruption" in text or "No such file" in text or "Invalid argument" in text:
+        return DamagedStore
+    return StorageFailed

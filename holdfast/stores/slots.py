@@ -1,0 +1,112 @@
+"""Slots: where the local stores of a host lie, and who may open one.
+
+    <local_dir>/<instance>/<partition>/slot-<n>/       a database
+    <local_dir>/<instance>/<partition>/slot-<n>.lock   held (flock) by whoever has it open
+
+A partition needs one slot. A second one appears when a task finds the first held for longer than `PATIENCE_S`, by a
+zombie of an earlier attempt or by a reader: the newcomer must neither block nor share. The rules:
+- no database is opened, emptied or removed without its lock;
+- a lock file lies outside the database and is never deleted, so two processes can never lock two files of one name;
+- of the slots that nobody holds, the one at the highest version is used and the others are removed;
+- a slot that is damaged is emptied: whoever opens it builds it again from the log.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from holdfast.stores.base import DamagedStore, Store
+from holdfast.stores.rocksdb import RocksDBStore, erase, named_errors
+
+PATIENCE_S = 1.0
+"""How long a newcomer waits for a slot that is held before it starts another one."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LocalStores:
+    """The local stores of this host. Plain settings: it travels to the tasks."""
+
+    local_dir: Path
+
+    @contextmanager
+    def open(self, instance: str, partition: int) -> Iterator[Store]:
+        """The store of a partition, locked while the block runs and closed after it. It may be at any version."""
+        home = self.local_dir / instance / str(partition)
+        with named_errors(home):
+            home.mkdir(parents=True, exist_ok=True)
+            held = _lock_slots(home)
+        try:
+            store = _newest(held)
+            try:
+                yield store
+            finally:
+                store.close()
+        finally:
+            for lock in held.values():
+                _unlock(lock)
+
+
+def _lock_slots(home: Path) -> dict[Path, int]:
+    """The slots of `home` that nobody holds, each with its lock now held: at least one, a new one if need be."""
+    limit = time.monotonic() + PATIENCE_S
+    while True:
+        slots = [slot for slot in home.glob("slot-*") if slot.is_dir()] or [home / "slot-0"]
+        held = {slot: lock for slot in slots if (lock := _lock(slot)) is not None}
+        if held:
+            return held
+        if time.monotonic() > limit:
+            break
+        time.sleep(0.01)
+    for n in count():
+        slot = home / f"slot-{n}"
+        lock = _lock(slot)
+        if lock is not None:
+            log.warning("the local store %s is held by another process; taking %s", home, slot.name)
+            return {slot: lock}
+    raise AssertionError("count() does not end")
+
+
+def _newest(held: dict[Path, int]) -> RocksDBStore:
+    """Open the held slot at the highest version, remove the others and let go of their locks."""
+    stores = sorted((_open(slot) for slot in held), key=lambda store: (-store.mark().version, store.path))
+    for stale in stores[1:]:
+        stale.close()
+        with named_errors(stale.path):
+            shutil.rmtree(stale.path)
+        _unlock(held.pop(stale.path))
+    return stores[0]
+
+
+def _open(slot: Path) -> RocksDBStore:
+    try:
+        return RocksDBStore(slot)
+    except DamagedStore as damage:
+        log.warning("emptying a damaged local store: %s", damage)
+        erase(slot)
+        return RocksDBStore(slot)
+
+
+def _lock(slot: Path) -> int | None:
+    lock = os.open(f"{slot}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _unlock(lock: int) -> None:
+    fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked in between shares the lock: closing is not enough
+    os.close(lock)
