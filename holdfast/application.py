@@ -28,7 +28,7 @@ from holdfast.runtime.view import StateView
 from holdfast.sources.base import Source
 from holdfast.sources.iterable import IterableSource
 from holdfast.sources.spark import SparkSource
-from holdfast.state.codecs import Codec, CustomCodec, JsonCodec
+from holdfast.state.codecs import Codec, codec_for
 from holdfast.state.options import RocksDBOptions
 from holdfast.stores.slots import LocalStores
 
@@ -112,7 +112,7 @@ class Application:
         self._chain = Chain(self._storage)
         self._partitions = partitions
         self._max_batch_rows = max_batch_rows
-        self._codec: Codec = _codec(rocksdb_options or RocksDBOptions())
+        self._codec: Codec = codec_for(rocksdb_options or RocksDBOptions())
         self._on_error = on_processing_error
         self._spark = spark
         self._spark_is_ours = spark is None
@@ -176,7 +176,9 @@ class Application:
     def dataframe(self, source: Source) -> StreamingDataFrame:
         """The stream of a source. An application has one source, used once; branch the frame instead."""
         if not hasattr(source, "kind") or not hasattr(source, "name"):
-            raise InvalidPipeline(f"dataframe() takes a source such as app.from_iterable(), not {type(source).__qualname__}")
+            raise InvalidPipeline(
+                f"dataframe() takes a source such as app.from_iterable(), not {type(source).__qualname__}"
+            )
         if self._pipeline is not None:
             same = self._pipeline.source is source
             raise InvalidPipeline(
@@ -261,7 +263,7 @@ class Application:
     def state(self, store: str = "default") -> StateView:
         """The committed state of a store, to be read; also while the application runs, here or in another process."""
         paths.checked_name("store", store)
-        return StateView(self._chain, store, self._codec, lambda: self.spark)
+        return StateView(self._chain, store, self._codec, spark=lambda: self.spark)
 
     def clear_state(self) -> None:
         """Forget all state in one commit; the position in the source is kept.
@@ -303,12 +305,6 @@ def cleared(head: Manifest) -> Manifest:
         codecs={},
         partitions=empty_partitions(len(head.partitions)),
     )
-
-
-def _codec(options: RocksDBOptions) -> Codec:
-    if options.dumps is None or options.loads is None:
-        return JsonCodec()
-    return CustomCodec(options.dumps, options.loads)
 
 
 def _unknown_option(name: str) -> UnknownOption:

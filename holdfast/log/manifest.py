@@ -4,7 +4,8 @@ A version exists if and only if its manifest exists. Writing it is the commit, s
 everything that it names is already durable. Each manifest names its parent, so the versions form one chain; the chain
 owns state, output and source positions.
 
-Layout: commits/<version, 20 digits>.json, format 1.
+Layout: commits/<version, 20 digits>.json, format 1. The last field of every format is `checksum`, over every byte before
+it: a manifest that was changed is `Damaged`, also where it is still JSON.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any, Literal, NewType
 
 import msgspec
 
 from holdfast.errors import Damaged, Fenced, ForeignCheckpoint, FutureFormat, StorageFull, StorageReadOnly
 from holdfast.log import paths
-from holdfast.log.files import FileRef
+from holdfast.log.files import FileRef, checksum
 from holdfast.log.storage import Exists, Missing, Storage
 
 FORMAT = 1
@@ -94,16 +96,21 @@ class _Header(msgspec.Struct):
     format: int
 
 
+entropy: Callable[[int], bytes] = secrets.token_bytes
+"""Where ids come from; the simulation has its own, so that a seed is a schedule."""
+
+
 def new_id() -> str:
     """128 random bits: two of them never meet."""
-    return secrets.token_hex(16)
+    return entropy(16).hex()
 
 
 class Chain:
     """The manifests of one checkpoint, in order."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, pause: Callable[[float], None] = time.sleep) -> None:
         self.storage = storage
+        self._pause = pause
 
     def head(self) -> Manifest | None:
         """The last commit, or None in an empty checkpoint."""
@@ -116,7 +123,10 @@ class Chain:
             data = self.storage.get(name)
         except Missing:
             raise Damaged(f"{name} is missing: the chain of commits is broken there", name=name) from None
-        return decode(name, data)
+        manifest = decode(name, data)
+        if manifest.version != version:
+            raise Damaged(f"{name} is the manifest of version {manifest.version}; restore it from a backup", name=name)
+        return manifest
 
     def parent_of(self, child: Manifest) -> Manifest:
         """The manifest before `child`, checked to be the one that `child` was built on."""
@@ -147,7 +157,7 @@ class Chain:
                     if attempt == tries or isinstance(error, Exists):
                         raise
                     logger.warning("commit of version %d failed (%s); trying again", manifest.version, error)
-                    time.sleep(0.05 * 2**attempt if tries > 1 else 0)
+                    self._pause(0.05 * 2**attempt)
                     continue
                 if stored.id == manifest.id:
                     return stored
@@ -156,21 +166,33 @@ class Chain:
 
 
 def encode(manifest: Manifest) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1).removesuffix(b"\n}")
+    return body + _seal(body)
 
 
 def decode(name: str, data: bytes) -> Manifest:
+    body, _, _ = data.rpartition(_CHECKSUM)
+    if body + _seal(body) != data:
+        raise Damaged(f"{name} is damaged: its checksum is that of other bytes; restore it from a backup", name=name)
     try:
         written = msgspec.json.decode(data, type=_Header).format
         if written <= FORMAT:
             return msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Damaged(f"{name} is damaged ({error}); restore it from a backup", name=name) from None
+        raise Damaged(f"{name} is not a manifest ({error}); restore it from a backup", name=name) from None
     raise FutureFormat(
         f"{name} has format {written}; this version of Holdfast reads up to {FORMAT}: upgrade it",
         name=name,
         format=written,
     )
+
+
+_CHECKSUM = b',\n "checksum": "'
+
+
+def _seal(body: bytes) -> bytes:
+    """The end of a manifest that begins with `body`."""
+    return _CHECKSUM + checksum(body).encode() + b'"\n}'
 
 
 def check_owner(manifest: Manifest, app: str) -> None:

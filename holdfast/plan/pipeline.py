@@ -83,5 +83,3 @@ def option(verb: str, name: str, given: str, allowed: tuple[str, ...]) -> str:
     if given not in allowed:
         raise InvalidPipeline(f"{verb}({name}={given!r}): it is one of {', '.join(allowed)}")
     return given
-
-

@@ -38,7 +38,7 @@ class Program(msgspec.Struct, frozen=True):
     on_error: ErrorCallback | None = None
 
     def codecs(self) -> dict[str, str]:
-        return {store: self.codec.name for store in self.stores}
+        return dict.fromkeys(self.stores, self.codec.name)
 
 
 def program_of(

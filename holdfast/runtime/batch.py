@@ -23,7 +23,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.errors import ForeignTarget, HoldfastError, IncompleteJob, JobFailed, SourceMismatch, StopAndLook, UnsupportedValue
+from holdfast.errors import (
+    Damaged,
+    Fenced,
+    ForeignTarget,
+    HoldfastError,
+    IncompleteJob,
+    JobFailed,
+    SourceMismatch,
+    StopAndLook,
+    UnsupportedValue,
+)
 from holdfast.failpoints import reach
 from holdfast.log import paths
 from holdfast.log.files import read_table
@@ -47,6 +57,7 @@ from holdfast.plan.sinks import merged
 from holdfast.runtime.job import Job, Receipt
 from holdfast.runtime.task import raise_failure
 from holdfast.sources.base import Span
+from holdfast.stores.base import DamagedStore
 
 logger = logging.getLogger("holdfast")
 
@@ -119,10 +130,12 @@ class Driver:
 
     def start(self) -> Manifest:
         """Take up the checkpoint where it stands, or begin one; deliver what a crash left undelivered."""
+        marks = self._chain.storage.names(paths.DELIVERED)  # before the head: a run that is alive adds to both
         head = self._chain.head()
         if head is None:
             head = self._chain.commit(self._first())
         check_owner(head, self._program.app)
+        _check_head_is_last(head, marks)
         check_fits(self._program, head)
         self._take(head)
         for target in self._targets.values():
@@ -162,6 +175,7 @@ class Driver:
         if not self._ranged:
             expected = (batch.query, 0) if last is None else (last.query, last.batch + 1)
             if (batch.query, batch.batch) != expected:
+                self._check_not_fenced()
                 raise SourceMismatch(
                     f"Spark proposes batch {batch.batch} of query {batch.query}; the checkpoint continues with batch "
                     f"{expected[1]} of query {expected[0]}. Spark's checkpoint was lost, replaced or put back, and only it knows "
@@ -177,12 +191,19 @@ class Driver:
         while manifest.spark is not None and manifest.spark.batch > batch.batch:
             manifest = self._chain.parent_of(manifest)
         if manifest.spark != batch:
+            self._check_not_fenced()
             raise SourceMismatch(
                 f"Spark replays batch {batch.batch} with other offsets than version {manifest.version} was committed with: "
                 "its offset log was changed. Put Spark's checkpoint back as it was, or begin a new checkpoint",
                 batch=batch.batch,
                 version=manifest.version,
             )
+
+    def _check_not_fenced(self) -> None:
+        """What looks like a mismatch may be another run's progress."""
+        latest = self._chain.head()
+        if latest is not None and latest.version > self.head.version:
+            raise Fenced(self.head.version + 1, latest.holder)
 
     # -- 2 and 3: the job --------------------------------------------------------------------------------------
 
@@ -207,9 +228,9 @@ class Driver:
             try:
                 receipts = self._runner.run(job, rows)
                 break
-            except HoldfastError:
-                raise
             except Exception as error:
+                if isinstance(error, HoldfastError) and not isinstance(error, DamagedStore):
+                    raise
                 if attempt == JOB_TRIES:
                     raise JobFailed(
                         f"the job of version {job.version} was lost {attempt} times; the last time: {error}",
@@ -345,6 +366,8 @@ class Driver:
             mark = msgspec.json.decode(self._chain.storage.get(paths.delivered(manifest.version)))
         except Missing:
             return False
+        except msgspec.DecodeError:
+            return False  # a mark that cannot be read marks nothing; to deliver again is always safe
         if mark["manifest"] != manifest.id:
             raise ForeignTarget(
                 f"{paths.delivered(manifest.version)} marks the output of another commit than version {manifest.version} of this "
@@ -356,6 +379,16 @@ class Driver:
 
 def empty_partitions(count: int) -> tuple[PartitionCommit, ...]:
     return tuple(PartitionCommit(partition, AttemptId("")) for partition in range(count))
+
+
+def _check_head_is_last(head: Manifest, marks: list[str]) -> None:
+    """What was delivered was committed: a mark after the head means that manifests are gone."""
+    if marks and paths.version_of(marks[-1]) > head.version:
+        name = paths.manifest(paths.version_of(marks[-1]))
+        raise Damaged(
+            f"{name} is missing, though {marks[-1]} says that its output was delivered; restore the last commits from a backup",
+            name=name,
+        )
 
 
 def _last_batch(chain: Chain, manifest: Manifest) -> Manifest:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import CodecMismatch
+import msgspec
+
+from holdfast.errors import CodecMismatch, MissingSettings
 from holdfast.log.manifest import Chain, Manifest
 from holdfast.log.recipe import bring, recipe_for
 from holdfast.state.codecs import Codec
@@ -38,13 +40,20 @@ class StateView:
     True
     """
 
-    def __init__(self, chain: Chain, store: str, codec: Codec, spark: Callable[[], SparkSession]) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        store: str,
+        codec: Codec,
+        new_store: Callable[[], Store] | None = None,
+        spark: Callable[[], SparkSession] | None = None,
+    ) -> None:
         self._chain = chain
         self._name = store
         self._codec = codec
+        self._new_store = new_store or self._new_private_store
         self._spark = spark
-        self._directory: Path | None = None
-        self._stores: dict[int, Store] = {}
+        self._stores: dict[tuple[str, int], Store] = {}
 
     def get(self, key: Any) -> dict[Any, Any] | None:
         """The state of a key as a dict of its sub-keys; None if it has none."""
@@ -70,8 +79,8 @@ class StateView:
 
     def to_dataframe(self) -> DataFrame:
         """Key and state as a Spark DataFrame `key string, state string`: the key as `str` shows it, the state as JSON."""
-        import msgspec
-
+        if self._spark is None:
+            raise MissingSettings("there is no Spark session here to make a DataFrame with; use items()")
         rows = [(str(key), msgspec.json.encode(_shown(document)).decode()) for key, document in self.items()]
         return self._spark().createDataFrame(rows, "key string, state string")
 
@@ -86,16 +95,25 @@ class StateView:
         return head
 
     def _at(self, head: Manifest, partition: int) -> Store:
-        """A private store of a partition, brought to `head`."""
-        if self._directory is None:
-            self._directory = Path(tempfile.mkdtemp(prefix="holdfast-view-"))
-            weakref.finalize(self, shutil.rmtree, self._directory)
-        store = self._stores.get(partition)
-        if store is None:
-            store = self._stores[partition] = RocksDBStore(self._directory / f"{head.instance}-{partition}")
-            weakref.finalize(self, store.close)
+        """A store of our own for a partition, brought to `head`."""
+        name = (head.instance, partition)
+        if name not in self._stores:
+            self._stores[name] = self._new_store()
+        store = self._stores[name]
         bring(store, self._chain.storage, recipe_for(self._chain, head, partition))
         return store
+
+    def _new_private_store(self) -> Store:
+        """In a temporary directory that goes when this view does."""
+        directory = Path(tempfile.mkdtemp(prefix="holdfast-view-"))
+        store = RocksDBStore(directory / "store")
+        weakref.finalize(self, _discard, store, directory)
+        return store
+
+
+def _discard(store: Store, directory: Path) -> None:
+    store.close()
+    shutil.rmtree(directory)
 
 
 def _shown(document: dict[Any, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.errors import UnsupportedValue
+from holdfast.state.options import RocksDBOptions
 
 
 class Codec(Protocol):
@@ -68,6 +69,12 @@ class CustomCodec:
         if type(data) is not bytes:
             raise UnsupportedValue(f"the codec {self.name} must return bytes, not {type(data).__qualname__}")
         return data
+
+
+def codec_for(options: RocksDBOptions) -> Codec:
+    if options.dumps is None or options.loads is None:
+        return JsonCodec()
+    return CustomCodec(options.dumps, options.loads)
 
 
 def is_scalar(value: Any) -> bool:

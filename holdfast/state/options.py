@@ -22,7 +22,11 @@ class RocksDBOptions:
     """
 
     def __init__(
-        self, *, dumps: Callable[[Any], bytes] | None = None, loads: Callable[[bytes], Any] | None = None, **unknown: Any
+        self,
+        *,
+        dumps: Callable[[Any], bytes] | None = None,
+        loads: Callable[[bytes], Any] | None = None,
+        **unknown: Any,
     ) -> None:
         if unknown:
             raise UnknownOption(f"RocksDBOptions() has no option {next(iter(unknown))!r}; the options are dumps, loads")

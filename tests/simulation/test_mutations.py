@@ -1,0 +1,205 @@
+"""The simulation must notice a broken rule. Each test breaks one on purpose and wants a schedule to fail.
+
+If a mutation survives, the simulation has a blind spot, and the rule is protected by nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import world as simulation
+from world import simulate
+
+from holdfast.log import files, recipe
+from holdfast.log.manifest import Chain
+from holdfast.runtime import batch, task
+from holdfast.runtime.batch import Driver
+from holdfast.sources.base import Span
+from holdfast.stores.base import EMPTY
+from holdfast.testing import MemoryStorage
+
+TRIES = 400
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def commit_before_the_delta_is_durable(patch: pytest.MonkeyPatch) -> None:
+    pending: list[tuple[Any, str, bytes]] = []
+    put = simulation.FaultyStorage.put
+
+    def late(self: Any, name: str, data: bytes) -> None:
+        if name.startswith("deltas/"):
+            pending.append((self, name, data))
+            return
+        put(self, name, data)
+        if name.startswith("commits/"):
+            while pending:
+                put(*pending.pop())
+
+    patch.setattr(simulation.FaultyStorage, "put", late)
+
+
+def trust_a_foreign_local_store(patch: pytest.MonkeyPatch) -> None:
+    bring = recipe.bring
+
+    def trusting(store: Any, storage: Any, way: Any) -> None:
+        for stride in way.tail:
+            if stride.version == store.mark().version:
+                getattr(store, "_disk", store)._mark = stride.mark
+        bring(store, storage, way)
+
+    patch.setattr(task, "bring", trusting)
+
+
+def take_sparks_start_offset(patch: pytest.MonkeyPatch) -> None:
+    plan = Driver._plan
+
+    def trusting(self: Any, proposal: Any, version: int) -> Any:
+        job = plan(self, proposal, version)
+        if job.span is None or proposal.spark is None:
+            return job
+        start = int(proposal.spark.offsets.split("-")[0])
+        return type(job)(
+            **{f: getattr(job, f) for f in job.__struct_fields__} | {"span": Span({"taken": start}, job.span.end)}
+        )
+
+    patch.setattr(Driver, "_plan", trusting)
+
+
+def skip_the_receipt_count(patch: pytest.MonkeyPatch) -> None:
+    def unchecked(self: Any, job: Any, receipts: list[Any]) -> None:
+        del receipts[self._program.partitions :]
+
+    patch.setattr(Driver, "_check_complete", unchecked)
+
+
+def compute_a_replay_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Driver, "_is_committed", lambda self, batch: False)
+
+
+def let_a_commit_overwrite_another(patch: pytest.MonkeyPatch) -> None:
+    def put(self: MemoryStorage, name: str, data: bytes) -> None:
+        self.objects[name] = data
+
+    patch.setattr(MemoryStorage, "put", put)
+
+
+def take_any_manifest_for_ours(patch: pytest.MonkeyPatch) -> None:
+    commit = Chain.commit
+
+    def credulous(self: Chain, manifest: Any, **options: Any) -> Any:
+        try:
+            return commit(self, manifest, **options)
+        except simulation.Fenced:
+            return manifest
+
+    patch.setattr(Chain, "commit", credulous)
+
+
+def write_to_the_local_store_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    changes = task.Documents.changes
+
+    def eager(self: Any) -> Any:
+        result = changes(self)
+        store = getattr(self._store, "_disk", self._store)
+        store = getattr(store, "store", store)
+        for key, value in zip(result[0], result[1], strict=True):
+            if value is None:
+                store._values.pop(key, None)
+            else:
+                store._values[key] = value
+        return result
+
+    patch.setattr(task.Documents, "changes", eager)
+
+
+def skip_a_missing_delta(patch: pytest.MonkeyPatch) -> None:
+    read = files.read_delta
+
+    def lenient(storage: Any, ref: Any) -> Any:
+        try:
+            return list(read(storage, ref))
+        except simulation.Damaged:
+            return []
+
+    patch.setattr(recipe, "read_delta", lenient)
+
+
+def do_not_deliver_at_the_start(patch: pytest.MonkeyPatch) -> None:
+    start, deliver = Driver.start, Driver._deliver
+
+    def hasty(self: Any) -> Any:
+        patch.setattr(Driver, "_deliver", lambda self, manifest: None)
+        try:
+            return start(self)
+        finally:
+            patch.setattr(Driver, "_deliver", deliver)
+
+    patch.setattr(Driver, "start", hasty)
+
+
+def deliver_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    commit = Chain.commit
+
+    def hasty(self: Chain, manifest: Any, **options: Any) -> Any:
+        target = simulation.TableTarget(self.storage._world) if hasattr(self.storage, "_world") else None
+        if target is not None and any("table" in part.outboxes for part in manifest.partitions):
+            target.deliver(manifest, batch.Outbox(self, manifest, "table"))
+        return commit(self, manifest, **options)
+
+    patch.setattr(Chain, "commit", hasty)
+
+
+def forget_what_a_target_has(patch: pytest.MonkeyPatch) -> None:
+    def deliver(self: Any, manifest: Any, outbox: Any) -> None:
+        rows = [value for table in outbox.tables() for value, _, _ in simulation.decode_values(table)]
+        known = self._world.table.versions.setdefault(manifest.version, (manifest.id, []))
+        known[1].extend(rows)
+        if self._world.chance("crash after a storage call"):
+            raise simulation.Crash("after delivery")
+
+    patch.setattr(simulation.TableTarget, "deliver", deliver)
+
+
+def keep_the_state_of_a_cleared_store(patch: pytest.MonkeyPatch) -> None:
+    def lazy(store: Any, storage: Any, way: Any) -> None:
+        held = store.mark()
+        if held != EMPTY and held.version < way.base:
+            store._mark = way.base_mark
+        recipe_bring(store, storage, way)
+
+    recipe_bring = recipe.bring
+    patch.setattr(task, "bring", lazy)
+
+
+MUTATIONS: list[Patch] = [
+    commit_before_the_delta_is_durable,
+    trust_a_foreign_local_store,
+    take_sparks_start_offset,
+    skip_the_receipt_count,
+    compute_a_replay_again,
+    let_a_commit_overwrite_another,
+    take_any_manifest_for_ours,
+    write_to_the_local_store_before_the_commit,
+    skip_a_missing_delta,
+    do_not_deliver_at_the_start,
+    deliver_before_the_commit,
+    forget_what_a_target_has,
+    keep_the_state_of_a_cleared_store,
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_the_simulation_catches(mutation: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    logging.getLogger("holdfast").setLevel(logging.CRITICAL)
+    mutation(monkeypatch)
+    for seed in range(TRIES):
+        try:
+            simulate(seed)
+        except Exception as error:
+            print(f"\n{mutation.__name__}: caught by seed {seed}: {type(error).__name__}")
+            return
+    pytest.fail(f"{mutation.__name__} survived {TRIES} schedules")
