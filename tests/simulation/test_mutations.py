@@ -21,7 +21,7 @@ from holdfast.sources.base import Span
 from holdfast.stores.base import EMPTY
 from holdfast.testing import MemoryStorage
 
-TRIES = 400
+TRIES = 1_000
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -92,7 +92,7 @@ class World:
         self.spark = OffsetLog(self)
         self.table = Table()
         self.cleared_at: list[int] = []
-        self.attic: list[tuple[int, tuple[str, int], MemoryStore]] = []
+        self.attic: list[tuple[tuple[str, int], MemoryStore]] = []
         """Local stores of a time line that was abandoned when a checkpoint was put back."""
         self.backup: Any = None
         self.input = [
@@ -212,9 +212,9 @@ def pause_and_let_another_run(world: World) -> None:
 class Disk:
     """One slot of one partition on one host. Without a WAL: a kill leaves some version that was there before."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: MemoryStore | None = None) -> None:
         self.held = False
-        self.store = MemoryStore()
+        self.store = store or MemoryStore()
         self.flushed: list[MemoryStore] = []
         self.damaged = False
 
@@ -468,12 +468,10 @@ def put_disks_back(world: World) -> None:
             if disk.flushed:
                 disk.store = frozen(disk.flushed[0])
     head = Chain(world.storage).head()
-    for host, name, store in world.attic:
-        if head is None or store.mark().version > head.version:
-            continue
-        disk = Disk()
-        disk.store = frozen(store)
-        world.hosts[host][name] = [disk]
+    for name, store in sorted(world.attic, key=lambda kept: kept[1].mark().version):
+        if head is not None and store.mark().version <= head.version:
+            for disks in world.hosts:
+                disks[name] = [Disk(frozen(store))]
 
 
 def remove_stores_that_are_ahead(world: World) -> None:
@@ -520,8 +518,10 @@ def put_back(world: World) -> None:
     world.spark.query, world.spark.planned, world.spark.done = query, list(planned), done
     world.cleared_at = list(cleared_at)
     world.delayed.clear()
-    for host, disks in enumerate(world.hosts):
-        world.attic += [(host, name, disk.store) for name, slots in disks.items() for disk in slots[:1]]
+    for disks in world.hosts:
+        world.attic += [
+            (name, store) for name, slots in disks.items() for disk in slots for store in (disk.store, *disk.flushed)
+        ]
         disks.clear()
     world.backup = None
 
