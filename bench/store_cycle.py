@@ -5,6 +5,7 @@
 
 Each process has a store of its own, as the tasks of two partitions do, and all start together. Keys are picked at
 random, sorted as the engine sorts them. Making them up is not timed. A row is the mean of ten cycles of one process.
+`cpu` is the processor time of all its threads, compaction included: the figure to trust on a machine that is shared.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import multiprocessing
 import random
 import tempfile
 import time
+from itertools import pairwise
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from statistics import fmean, median
 
 from holdfast.stores.base import EMPTY, Mark
 from holdfast.stores.rocksdb import RocksDBStore
 
-COLUMNS = ("open", "apply", "get", "close", "cycle")
+COLUMNS = ("open", "apply", "get", "close", "cycle", "cpu")
 
 
 def value(n: int) -> bytes:
@@ -39,7 +43,7 @@ def fill(path: Path, keys: list[bytes]) -> Mark:
     return mark
 
 
-def run(path: Path, count: int, cycles: int, changes: int, seed: int, start: multiprocessing.Barrier) -> None:
+def run(path: Path, count: int, cycles: int, changes: int, seed: int, start: Barrier) -> None:
     chance = random.Random(seed)
     keys = [b"ddefault\x00suser%d" % n for n in range(count)]
     mark = fill(path, keys)
@@ -49,6 +53,7 @@ def run(path: Path, count: int, cycles: int, changes: int, seed: int, start: mul
         delta = [(key, value(cycle)) for key in sorted(chance.sample(keys, changes))]
         wanted = sorted(chance.sample(keys, changes))
         to = Mark(mark.version + 1, "bench")
+        cpu = time.process_time()
         times = [time.perf_counter()]
         store = RocksDBStore(path)
         times.append(time.perf_counter())
@@ -58,22 +63,28 @@ def run(path: Path, count: int, cycles: int, changes: int, seed: int, start: mul
         times.append(time.perf_counter())
         store.close()
         times.append(time.perf_counter())
+        cpu = time.process_time() - cpu
         if None in found:
             raise AssertionError("a key is lost")
         mark = to
-        rows.append((*(b - a for a, b in zip(times, times[1:], strict=False)), times[-1] - times[0]))
+        rows.append((*(b - a for a, b in pairwise(times)), times[-1] - times[0], cpu))
         if len(rows) % 10 == 0 or len(rows) == cycles:
             report(path.name, len(rows), rows[-10:])
-    if cycles >= 300:
-        early, late = (sum(row[-1] for row in rows[a:b]) / (b - a) for a, b in ((15, 25), (280, 300)))
-        print(f"{path.name:>5}  rate of cycles 280-300 over rate of cycles 15-25: {early / late:.2f}", flush=True)
-    total = sum(row[-1] for row in rows) / len(rows)
-    print(f"{path.name:>5}  mean {total * 1000:.1f} ms, worst {max(row[-1] for row in rows) * 1000:.0f} ms", flush=True)
+    for column, name in ((-2, "cycle"), (-1, "cpu")):
+        values = [row[column] * 1000 for row in rows]
+        steady = ""
+        if cycles >= 300:
+            steady = f", rate of cycles 280-300 over 15-25: {fmean(values[15:25]) / fmean(values[280:300]):.2f}"
+        print(
+            f"{path.name:>5}  {name}: mean {fmean(values):.0f} ms, median {median(values):.0f} ms, "
+            f"worst {max(values):.0f} ms{steady}",
+            flush=True,
+        )
 
 
 def report(name: str, cycle: int, rows: list[tuple[float, ...]]) -> None:
     means = "".join(f"{sum(column) / len(rows) * 1000:9.1f}" for column in zip(*rows, strict=True))
-    print(f"{name:>5}{cycle:7}{means}{max(row[-1] for row in rows) * 1000:9.0f}", flush=True)
+    print(f"{name:>5}{cycle:7}{means}{max(row[-2] for row in rows) * 1000:9.0f}", flush=True)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from holdfast.log import paths
 from holdfast.log.manifest import Chain, Manifest, ManifestId, check_owner, new_id
 from holdfast.log.storage import LocalStorage
 from holdfast.persistence import Persistence
+from holdfast.plan.functions import check_function
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import ErrorCallback, Program, program_of
 from holdfast.runtime.batch import Driver, empty_partitions
@@ -64,7 +65,8 @@ class Application:
         Called in the task with `(exception, record, logger)` when a step raises; True skips the record, anything else ends the
         run. A skipped record leaves no trace in state or output.
     spark_config
-        More settings for the session that the application starts.
+        More settings for the session that the application starts, such as `spark.master` for a cluster. The checkpoint must then
+        be on storage that all machines share.
 
     Guaranteed: state, output positions and source positions change together, exactly once, through crashes of any process;
     see docs/guarantees.md for what each sink adds. Not guaranteed: that user functions run only once per record.
@@ -97,13 +99,16 @@ class Application:
             raise UnknownOption(f"partitions={partitions!r}: it is a positive number")
         if type(max_batch_rows) is not int or max_batch_rows < 1:
             raise UnknownOption(f"max_batch_rows={max_batch_rows!r}: it is a positive number")
-        if on_processing_error is not None and not callable(on_processing_error):
-            raise UnknownOption("on_processing_error is a function of (exception, record, logger)")
+        if on_processing_error is not None:
+            check_function("on_processing_error=", on_processing_error, ["exception", "record", "logger"])
+        if name is not None and consumer_group is not None and name != consumer_group:
+            raise UnknownOption(f"name={name!r} and consumer_group={consumer_group!r} are two words for one thing: give one")
         if persistence is not None and not isinstance(persistence, Persistence):
             raise UnknownOption("persistence is a holdfast.Persistence")
         if rocksdb_options is not None and not isinstance(rocksdb_options, RocksDBOptions):
             raise UnknownOption("rocksdb_options is a holdfast.RocksDBOptions")
-        self.name = paths.checked_name("application", name or consumer_group or "holdfast")
+        given = name if name is not None else consumer_group
+        self.name = paths.checked_name("application", "holdfast" if given is None else given)
         home = Path(state_dir).absolute() / self.name
         self._checkpoint = persistence.directory if persistence is not None else home / "checkpoint"
         self._local = home / "local"
@@ -198,7 +203,11 @@ class Application:
 
         if self._spark is None:
             self._spark = build_session(
-                self.name, ui=self._spark_ui, warehouse=self._warehouse, extra=self._spark_config
+                self.name,
+                master=self._spark_config.get("spark.master"),
+                ui=self._spark_ui,
+                warehouse=self._warehouse,
+                extra=self._spark_config,
             )
         elif not self._spark_is_ours:
             check_session(self._spark)

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidPipeline
+from holdfast.plan.functions import check_function
 from holdfast.plan.pipeline import Pipeline, option
 from holdfast.plan.steps import Call, Node
 from holdfast.sinks.foreach_batch import ForeachBatchTarget
-from holdfast.sinks.table import FORMATS, TableTarget, table_id
+from holdfast.sinks.table import FORMATS, TableTarget, same_table, table_id
 from holdfast.sinks.values import InspectTarget, PrintTarget
 
 if TYPE_CHECKING:
@@ -93,8 +94,7 @@ class StreamingDataFrame:
         Guaranteed: nothing of an uncommitted batch is seen. Not guaranteed: that a value is seen only once, after a crash.
         Values travel as msgpack: a tuple arrives as a list.
         """
-        if not callable(func):
-            raise InvalidPipeline(f"inspect() takes a function, not {type(func).__qualname__}")
+        check_function("inspect()", func, ["value"])
         self._pipeline.add_sink(self._node, "inspect", "values", lambda context: InspectTarget(func))
         return self
 
@@ -131,7 +131,7 @@ class StreamingDataFrame:
         option("to_table", "format", format, FORMATS)
         option("to_table", "mode", mode, ("append", "overwrite"))
         identity = table_id(name_or_path)
-        if identity in self._pipeline.targets:
+        if any(same_table(identity, known) for known in self._pipeline.targets):
             raise InvalidPipeline(f"to_table({name_or_path!r}): the pipeline writes to this table already")
         self._pipeline.add_sink(
             self._node,
@@ -150,8 +150,7 @@ class StreamingDataFrame:
         Guaranteed: versions come in order and none is left out. Not guaranteed: that a version comes only once: after a
         crash it may come again, with the same rows and the same number, by which `func` can tell.
         """
-        if not callable(func):
-            raise InvalidPipeline(f"foreach_batch() takes a function, not {type(func).__qualname__}")
+        check_function("foreach_batch()", func, ["df", "version"])
         self._pipeline.add_sink(
             self._node, "foreach_batch", "rows", lambda context: ForeachBatchTarget(context, func), schema
         )

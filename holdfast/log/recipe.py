@@ -89,7 +89,7 @@ def bring(store: Store, storage: Storage, recipe: Recipe) -> None:
         )
     strides = _strides_after(storage, recipe, held)
     if strides is None:
-        if held != EMPTY:
+        if held != EMPTY and held.version >= recipe.base:  # before the base: the state was cleared since
             logger.warning("partition %d: the local store is not of this chain; building it again", recipe.partition)
         store.wipe()
         store.apply((), EMPTY, recipe.base_mark)

@@ -100,6 +100,18 @@ class LocalStorage:
 
 def raise_as_storage_error(error: OSError, path: Path) -> NoReturn:
     """Turn an operating system's error into the one that says what to do."""
+    raise storage_error(error, path) from error
+
+
+def disk_error(text: str, path: Path) -> HoldfastError | None:
+    """The same for what others, such as Spark, say about a disk, if it is what `text` is about."""
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        if os.strerror(number) in text:
+            return storage_error(OSError(number, os.strerror(number)), path)
+    return None
+
+
+def storage_error(error: OSError, path: Path) -> HoldfastError:
     reason = os.strerror(error.errno) if error.errno else str(error)
     kind: type[HoldfastError] = StorageFailed
     advice = "look at the disk, then start again: the last commit is untouched"
@@ -107,7 +119,7 @@ def raise_as_storage_error(error: OSError, path: Path) -> NoReturn:
         kind, advice = StorageFull, "free some space, then start again: the last commit is untouched"
     elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         kind, advice = StorageReadOnly, "make it writable for this user, then start again"
-    raise kind(f"{path}: {reason}; {advice}", path=str(path), errno=error.errno) from error
+    return kind(f"{path}: {reason}; {advice}", path=str(path), errno=error.errno)
 
 
 def _make_directory(directory: Path) -> None:

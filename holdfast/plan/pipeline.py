@@ -5,12 +5,12 @@ Front doors add to it; every mistake that can be seen without running is reporte
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
 from holdfast.errors import InvalidPipeline
 from holdfast.log.paths import checked_name
+from holdfast.plan.functions import check_function
 from holdfast.plan.schema import arrow_schema, to_ddl
 from holdfast.plan.sinks import Sink
 from holdfast.plan.steps import Call, Emit, Node
@@ -29,8 +29,7 @@ class Pipeline:
         self.targets: dict[str, TargetFactory] = {}
 
     def add_call(self, parent: Node, step: Call) -> Node:
-        arguments = 1 + 3 * step.metadata + step.stateful
-        _check_callable(step, arguments)
+        _check_call(step)
         if step.stateful:
             checked_name("store", step.store)
         return _child(parent, step)
@@ -57,25 +56,13 @@ def _child(parent: Node, step: Call | Emit) -> Node:
     return node
 
 
-def _check_callable(step: Call, arguments: int) -> None:
-    if not callable(step.function):
-        raise InvalidPipeline(f"{step.verb}() takes a function, not {type(step.function).__qualname__}")
+def _check_call(step: Call) -> None:
     for option in ("stateful", "expand", "metadata"):
         if type(getattr(step, option)) is not bool:
             raise InvalidPipeline(f"{step.verb}({option}=) is True or False")
-    if inspect.iscoroutinefunction(step.function):
-        raise InvalidPipeline(f"{step.label}: the function is async; steps are plain functions")
-    try:
-        signature = inspect.signature(step.function)
-    except (TypeError, ValueError):
-        return  # a built-in that does not tell
-    try:
-        signature.bind(*[None] * arguments)
-    except TypeError:
-        expected = ["value", *["key", "timestamp", "headers"] * step.metadata, *["state"] * step.stateful]
-        raise InvalidPipeline(
-            f"{step.label}: the function is called with ({', '.join(expected)}), but its signature is {signature}"
-        ) from None
+    arguments = ["value", *["key", "timestamp", "headers"] * step.metadata, *["state"] * step.stateful]
+    what = step.label if callable(step.function) else f"{step.verb}()"
+    check_function(what, step.function, arguments, yields=step.expand)
 
 
 def option(verb: str, name: str, given: str, allowed: tuple[str, ...]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from copy import deepcopy
 from typing import Any
 
 import msgspec
@@ -68,4 +69,7 @@ def copied(value: Any) -> Any:
         return value
     if kind is dict and _IMMUTABLE.issuperset(map(type, value.values())):
         return value.copy()
-    return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+    try:
+        return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return deepcopy(value)  # slower, but knows instances of classes that pickle cannot name

@@ -41,10 +41,9 @@ def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
         return schema
     if isinstance(schema, str):
         return _Reader(schema).schema()
-    ddl = getattr(schema, "simpleString", None)
-    if ddl is None:
+    if not hasattr(schema, "fields"):
         raise InvalidPipeline(f"schema must be a DDL string or a StructType, not {type(schema).__qualname__}")
-    return _Reader(ddl()).struct_as_schema()
+    return _Reader(", ".join(f"{_quoted(field.name)} {_spark_name(field.dataType)}" for field in schema.fields)).schema()
 
 
 def to_ddl(schema: pa.Schema) -> str:
@@ -59,6 +58,21 @@ def inferred(rows: list[dict[str, Any]]) -> pa.Schema:
         kind = pa.array([row.get(name) for row in rows]).type
         fields.append(pa.field(name, _as_spark_has_it(kind)))
     return pa.schema(fields)
+
+
+def decided_schema(schema: pa.Schema) -> pa.Schema:
+    """`schema` without void: where only None was seen, string, as Spark decides too. No table can hold a void column."""
+    return pa.schema([pa.field(field.name, _decided(field.type)) for field in schema])
+
+
+def _decided(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_decided(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _decided(field.type)) for field in kind])
+    return kind
 
 
 def _as_spark_has_it(kind: pa.DataType) -> pa.DataType:
@@ -83,6 +97,18 @@ def _type_name(kind: pa.DataType) -> str:
     if pa.types.is_struct(kind):
         return "struct<" + ",".join(f"{_quoted(field.name)}:{_type_name(field.type)}" for field in kind) + ">"
     raise InvalidPipeline(f"rows with a field of type {kind} cannot be written; give schema=")
+
+
+def _spark_name(kind: Any) -> str:
+    """The DDL of a Spark type, with quoted names: `simpleString` leaves them bare."""
+    if hasattr(kind, "fields"):
+        fields = (f"{_quoted(field.name)}:{_spark_name(field.dataType)}" for field in kind.fields)
+        return f"struct<{','.join(fields)}>"
+    if hasattr(kind, "elementType"):
+        return f"array<{_spark_name(kind.elementType)}>"
+    if hasattr(kind, "keyType"):
+        return f"map<{_spark_name(kind.keyType)},{_spark_name(kind.valueType)}>"
+    return str(kind.simpleString())
 
 
 def _quoted(name: str) -> str:
@@ -110,10 +136,8 @@ class _Reader:
             fields.append(self._field(colon=False))
         if self.tokens:
             raise self._wrong(f"unexpected {self.tokens[-1]!r}")
+        self._check_names(fields)
         return pa.schema(fields)
-
-    def struct_as_schema(self) -> pa.Schema:
-        return pa.schema(list(self._type()))
 
     def _field(self, *, colon: bool) -> pa.Field:
         name = self._take()
@@ -123,6 +147,12 @@ class _Reader:
             raise self._wrong(f"a ':' is missing after {name!r}")
         return pa.field(name, self._type())
 
+    def _check_names(self, fields: list[pa.Field]) -> None:
+        """Spark does not tell upper and lower case apart in a column's name."""
+        for index, field in enumerate(fields):
+            if any(field.name.lower() == other.name.lower() for other in fields[:index]):
+                raise self._wrong(f"the column {field.name!r} is there twice")
+
     def _type(self) -> pa.DataType:
         name = self._take().lower()
         name = _ALIASES.get(name, name)
@@ -131,9 +161,11 @@ class _Reader:
         if name in ("decimal", "numeric", "dec"):
             precision, scale = 10, 0
             if self._take_if("("):
-                precision = int(self._take())
-                scale = int(self._take()) if self._take_if(",") else 0
+                precision = self._number()
+                scale = self._number() if self._take_if(",") else 0
                 self._expect(")")
+            if not 1 <= precision <= 38 or scale > precision:
+                raise self._wrong(f"a decimal has at most 38 digits, not ({precision},{scale})")
             return pa.decimal128(precision, scale)
         if name not in ("array", "map", "struct"):
             raise self._wrong(f"no type {name!r}")
@@ -149,9 +181,16 @@ class _Reader:
             fields = [self._field(colon=True)]
             while self._take_if(","):
                 fields.append(self._field(colon=True))
+            self._check_names(fields)
             result = pa.struct(fields)
         self._expect(">")
         return result
+
+    def _number(self) -> int:
+        token = self._take()
+        if not token.isdecimal():
+            raise self._wrong(f"a number expected, not {token!r}")
+        return int(token)
 
     def _take(self) -> str:
         if not self.tokens:

@@ -13,13 +13,15 @@ Two forms of outbox:
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date, datetime
 from typing import Any, Literal, Protocol
 
 import msgspec
 import pyarrow as pa
 
-from holdfast.errors import UnsupportedValue
-from holdfast.plan.schema import arrow_schema, inferred
+from holdfast.errors import InvalidPipeline, UnsupportedValue
+from holdfast.plan.record import copied
+from holdfast.plan.schema import arrow_schema, inferred, to_ddl
 from holdfast.state.codecs import is_scalar
 from holdfast.state.keys import decode_key, encode_key
 
@@ -49,7 +51,7 @@ class Encoder(Protocol):
     """Gathers what one task emits for one sink."""
 
     def add(self, value: Any, key: Any, timestamp: int) -> None:
-        """Take a value, or raise `UnsupportedValue` if the sink could not hold it. The value is kept: it must not change."""
+        """Take a value as it is now, or raise `UnsupportedValue` if the sink could not hold it."""
 
     def __len__(self) -> int: ...
 
@@ -61,15 +63,20 @@ class Encoder(Protocol):
 
 
 class RowsEncoder:
-    """Dicts to typed columns, after a schema or finding one."""
+    """Dicts to typed columns, after a schema or finding one.
+
+    A schema that is being found grows with the rows, as long as every row so far fits it as it is. What a row made of it is
+    forgotten with the row.
+    """
 
     def __init__(self, sink: str, schema: pa.Schema | None) -> None:
         self._sink = sink
         self._fixed = schema is not None
-        self._schema = schema if schema is not None else pa.schema([])
-        self._fits = {field.name: column_check(field.type) for field in self._schema}
         self._seen: set[tuple[tuple[str, type], ...]] = set()
         self._rows: list[dict[str, Any]] = []
+        self._before: list[tuple[int, pa.Schema]] = []
+        """(row, schema): what the schema was before this row made it grow."""
+        self._take(schema if schema is not None else pa.schema([]))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -81,16 +88,23 @@ class RowsEncoder:
             self._check(value)
         else:
             self._widen(value)
-        self._rows.append(value)
+        self._rows.append(copied(value))
 
     def truncate(self, length: int) -> None:
         del self._rows[length:]
+        while self._before and self._before[-1][0] >= length:
+            self._take(self._before.pop()[1])
 
     def table(self) -> pa.Table:
         return pa.Table.from_pylist(self._rows, self._schema)
 
+    def _take(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._fits = {field.name: column_check(field.type) for field in schema}
+        self._seen.clear()
+
     def _check(self, row: dict[str, Any]) -> None:
-        """Refuse a row that the schema cannot hold."""
+        """Refuse a row that the schema cannot hold as it is."""
         for name, value in row.items():
             fits = self._fits.get(name)
             if fits is None:
@@ -107,15 +121,36 @@ class RowsEncoder:
         shape = tuple((name, type(value)) for name, value in row.items())
         if shape in self._seen:
             return
+        if not row:
+            raise UnsupportedValue(f"{self._sink}: a row needs a column; give schema=, and {{}} is a row of nulls")
+        known = self._schema
         try:
-            self._schema = merged([self._schema, inferred([row])])
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            schema = merged([known, inferred([row])])
+            arrow_schema(to_ddl(schema))  # a type that Spark lacks, two columns of one name
+        except (InvalidPipeline, pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             # Arrow's own text would show the value.
             raise UnsupportedValue(
-                f"{self._sink}: the row has no type in common with those before it ({type(error).__name__}); give schema="
+                f"{self._sink}: the row has no type that a table can hold together with the rows before it "
+                f"({type(error).__name__}); give schema="
             ) from None
+        if schema != known:
+            self._grow(schema, row)
+        else:
+            self._check(row)
         if _PLAIN.issuperset(kind for _, kind in shape):
             self._seen.add(shape)
+
+    def _grow(self, schema: pa.Schema, row: dict[str, Any]) -> None:
+        """Take `schema`, unless it would change this row or one before it."""
+        known = self._schema
+        self._take(schema)
+        try:
+            for one in (row, *self._rows):
+                self._check(one)
+        except UnsupportedValue:
+            self._take(known)
+            raise
+        self._before.append((len(self._rows), known))
 
 
 _PLAIN = frozenset((str, float, bool, type(None)))
@@ -127,8 +162,15 @@ def merged(schemas: list[pa.Schema]) -> pa.Schema:
     return pa.unify_schemas(schemas, promote_options="permissive")
 
 
+def check_rows(sink: str, schema: pa.Schema, table: pa.Table) -> None:
+    """Refuse an outbox with a row that `schema` cannot hold as it is."""
+    encoder = RowsEncoder(sink, schema)
+    for row in table.to_pylist():
+        encoder.add(row, None, 0)
+
+
 def column_check(kind: pa.DataType) -> Callable[[Any], bool]:
-    """Whether a value that is not None fits a column: quickly for plain types, by asking Arrow for the others."""
+    """Whether a value that is not None fits a column without being changed; an int is allowed to become a double."""
     if pa.types.is_integer(kind):
         low, high = -(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1
         return lambda value: type(value) is int and low <= value <= high
@@ -138,8 +180,15 @@ def column_check(kind: pa.DataType) -> Callable[[Any], bool]:
         return lambda value: type(value) is bool
     if pa.types.is_string(kind):
         return lambda value: type(value) is str and is_scalar(value)
+    if pa.types.is_list(kind):
+        return _list_check(kind)
+    if pa.types.is_struct(kind):
+        return _struct_check(kind)
+    allowed = _ALLOWED.get(kind, object)
 
     def ask_arrow(value: Any) -> bool:
+        if not isinstance(value, allowed) or (allowed is date and isinstance(value, datetime)):
+            return False
         try:
             pa.scalar(value, kind)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -147,6 +196,32 @@ def column_check(kind: pa.DataType) -> Callable[[Any], bool]:
         return True
 
     return ask_arrow
+
+
+_ALLOWED: dict[pa.DataType, type] = {
+    pa.binary(): bytes,
+    pa.date32(): date,
+    pa.timestamp("us"): datetime,
+    pa.timestamp("us", tz="UTC"): datetime,
+}
+"""Where Arrow would take more than it keeps: a datetime as a date, a str as bytes, an int as a time."""
+
+
+def _list_check(kind: pa.DataType) -> Callable[[Any], bool]:
+    fits = column_check(kind.value_type)
+    return lambda value: type(value) in (list, tuple) and all(item is None or fits(item) for item in value)
+
+
+def _struct_check(kind: pa.DataType) -> Callable[[Any], bool]:
+    """Arrow would drop a field that the struct does not have."""
+    checks = {field.name: column_check(field.type) for field in kind}
+
+    def fits(value: Any) -> bool:
+        return type(value) is dict and all(
+            name in checks and (item is None or checks[name](item)) for name, item in value.items()
+        )
+
+    return fits
 
 
 class ValuesEncoder:

@@ -69,7 +69,8 @@ class Current(Protocol):
     headers: Headers | None
     step: str
 
-    def state(self, store: str) -> State: ...
+    def opener(self, store: str) -> Callable[[], State]:
+        """What gives the state of the current record's key."""
 
     def encoder(self, sink: Sink) -> Encoder: ...
 
@@ -78,7 +79,7 @@ def compiled(node: Node, current: Current) -> Flow:
     """One function that carries a value through the tree below `node`."""
     flows = [_step_flow(child, current) for child in node.children]
     if not flows:
-        return lambda value: None
+        return _end
     if len(flows) == 1:
         return flows[0]
     *first, last = flows
@@ -91,11 +92,15 @@ def compiled(node: Node, current: Current) -> Flow:
     return branches
 
 
+def _end(value: Any) -> None:
+    """Where nothing comes after."""
+
+
 def _step_flow(node: Node, current: Current) -> Flow:
     step = node.step
     onward = compiled(node, current)
     if isinstance(step, Emit):
-        return _emit_flow(step, onward, current, last=not node.children)
+        return _emit_flow(step, onward, current)
     assert isinstance(step, Call)
     call = _bound(step, current)
     label = step.label
@@ -114,6 +119,7 @@ def _step_flow(node: Node, current: Current) -> Flow:
             )
         for result in results:
             onward(result)
+            current.step = label
 
     def update(value: Any) -> None:
         current.step = label
@@ -130,7 +136,7 @@ def _step_flow(node: Node, current: Current) -> Flow:
     return update if step.verb == "update" else choose
 
 
-def _emit_flow(step: Emit, onward: Flow, current: Current, *, last: bool) -> Flow:
+def _emit_flow(step: Emit, onward: Flow, current: Current) -> Flow:
     add = current.encoder(step.sink).add
     label = step.label
 
@@ -140,20 +146,20 @@ def _emit_flow(step: Emit, onward: Flow, current: Current, *, last: bool) -> Flo
 
     def emit_and_go_on(value: Any) -> None:
         current.step = label
-        add(copied(value), current.key, current.timestamp)
+        add(value, current.key, current.timestamp)
         onward(value)
 
-    return emit if last else emit_and_go_on
+    return emit if onward is _end else emit_and_go_on
 
 
 def _bound(step: Call, current: Current) -> Flow:
     """The user's function as one of a single value."""
-    function, store = step.function, step.store
-    state = current.state
-    if step.stateful and step.metadata:
-        return lambda value: function(value, current.key, current.timestamp, current.headers, state(store))
+    function = step.function
     if step.stateful:
-        return lambda value: function(value, state(store))
+        state = current.opener(step.store)
+        if step.metadata:
+            return lambda value: function(value, current.key, current.timestamp, current.headers, state())
+        return lambda value: function(value, state())
     if step.metadata:
         return lambda value: function(value, current.key, current.timestamp, current.headers)
     return function

@@ -1,9 +1,10 @@
 """The task runner on Spark: every state partition is a task, and stays where its store is.
 
-A job is a map over an *anchor*, a cached DataFrame with as many partitions as there is state. Spark sends each task
-to the executor that caches its block, so a partition moves only when that executor is lost. For a ranged source the
-anchor has one row per partition and the task reads the range itself. For a Spark source the anchor is empty but
-partitioned like the shuffled rows, and the job runs over the union of both, which Spark keeps at P partitions.
+A job is a map over an *anchor*, a cached data set with as many partitions as there is state. Spark sends each task to
+the executor that caches its block, so a partition moves only when that executor is lost. For a ranged source the anchor
+is an RDD with a number per partition (20 ms a job less than a DataFrame), and the task reads the range itself. For a
+Spark source it is a DataFrame without rows but partitioned like the shuffled rows, and the job runs over the union of
+both, which Spark keeps at P partitions.
 
 Correctness never depends on placement: a partition that wakes up elsewhere restores from its recipe, and the driver
 counts receipts.
@@ -12,7 +13,7 @@ counts receipts.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,44 +30,45 @@ from holdfast.sources.arrow import ArrowMap, map_in_arrow
 from holdfast.sources.spark import ROUTE, SparkSource
 
 if TYPE_CHECKING:
-    from pyspark import Broadcast
+    from pyspark import RDD, Broadcast
     from pyspark.sql import DataFrame, SparkSession
-
-_RECEIPT = "receipt binary"
-
 
 class SparkRunner:
     """Runs jobs on a Spark session."""
 
     def __init__(self, spark: SparkSession, program: Program, storage: Storage, stores: Stores) -> None:
+        self._context = spark.sparkContext
         self._session = runtime_session(spark)
         self._program = program
-        self._work = _Work(spark.sparkContext.broadcast(dumps((program, storage, stores))))
+        self._work = _Work(self._context.broadcast(dumps((program, storage, stores))))
         self._routes = routes(self._session, program.partitions) if isinstance(program.source, SparkSource) else []
-        self._anchor: DataFrame | None = None
+        self._anchor: RDD[int] | None = None
+        self._shuffled_anchor: DataFrame | None = None
 
     def run(self, job: Job, rows: Any) -> list[Receipt]:
-        frame = self._anchored() if rows is None else self._union(rows)
-        result = map_in_arrow(frame, _task(self._work, job), _RECEIPT).collect()
-        return [pickle.loads(row.receipt) for row in result]
+        if rows is None:
+            return self._ranges().mapPartitionsWithIndex(_range_task(self._work, job)).collect()
+        received = map_in_arrow(self._union(rows), _rows_task(self._work, job), "receipt binary").collect()
+        return [pickle.loads(row.receipt) for row in received]
 
     def close(self) -> None:
-        if self._anchor is not None:
-            self._anchor.unpersist()
+        for anchor in (self._anchor, self._shuffled_anchor):
+            if anchor is not None:
+                anchor.unpersist()
 
-    def _anchored(self) -> DataFrame:
+    def _ranges(self) -> RDD[int]:
         if self._anchor is None:
             partitions = self._program.partitions
-            self._anchor = self._session.range(0, partitions, 1, partitions).persist()
+            self._anchor = self._context.parallelize(range(partitions), partitions).cache()
         return self._anchor
 
     def _union(self, rows: DataFrame) -> DataFrame:
         routed = self._program.source.routed(rows, self._routes)
         shuffled = routed.repartition(self._program.partitions, ROUTE)
-        if self._anchor is None:
+        if self._shuffled_anchor is None:
             empty = self._session.createDataFrame([], routed.schema)
-            self._anchor = empty.repartition(self._program.partitions, ROUTE).persist()
-        return self._anchor.union(shuffled)
+            self._shuffled_anchor = empty.repartition(self._program.partitions, ROUTE).persist()
+        return self._shuffled_anchor.union(shuffled)  # in this order: the anchor's session has adaptive execution off
 
 
 class _Work:
@@ -86,19 +88,26 @@ class _Work:
 _opened: dict[str, tuple[Program, Storage, Stores]] = {}
 
 
-def _task(work: _Work, job: Job) -> ArrowMap:
+def _range_task(work: _Work, job: Job) -> Callable[[int, Iterable[int]], Iterator[Receipt]]:
+    """A task that reads its part of the batch's range itself."""
+
+    def task(partition: int, anchor: Iterable[int]) -> Iterator[Receipt]:
+        program, storage, stores = work.open()
+        assert job.span is not None
+        reading = program.source.read(partition, program.partitions, job.span)
+        yield run_task(program, job, partition, reading, storage, stores)
+
+    return task
+
+
+def _rows_task(work: _Work, job: Job) -> ArrowMap:
+    """A task that is given its rows by Spark."""
+
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         program, storage, stores = work.open()
         context = TaskContext.get()
         assert context is not None
-        partition = context.partitionId()
-        if job.span is None:
-            chunks = program.source.chunks(batches)
-        else:
-            for _ in batches:  # the anchor's row says nothing
-                pass
-            chunks = program.source.read(partition, program.partitions, job.span)
-        receipt = run_task(program, job, partition, chunks, storage, stores)
+        receipt = run_task(program, job, context.partitionId(), program.source.chunks(batches), storage, stores)
         yield pa.RecordBatch.from_pydict({"receipt": pa.array([pickle.dumps(receipt)], pa.binary())})
 
     return task

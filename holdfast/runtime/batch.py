@@ -33,6 +33,7 @@ from holdfast.errors import (
     SourceMismatch,
     StopAndLook,
     UnsupportedValue,
+    ZombieTask,
 )
 from holdfast.failpoints import reach
 from holdfast.log import paths
@@ -52,8 +53,8 @@ from holdfast.log.manifest import (
 from holdfast.log.recipe import Recipe, recipe_for
 from holdfast.log.storage import Exists, Missing
 from holdfast.plan.program import Program, check_fits
-from holdfast.plan.schema import arrow_schema, to_ddl
-from holdfast.plan.sinks import merged
+from holdfast.plan.schema import arrow_schema, decided_schema, to_ddl
+from holdfast.plan.sinks import check_rows, merged
 from holdfast.runtime.job import Job, Receipt
 from holdfast.runtime.task import raise_failure
 from holdfast.sources.base import Span
@@ -200,10 +201,10 @@ class Driver:
             )
 
     def _check_not_fenced(self) -> None:
-        """What looks like a mismatch may be another run's progress."""
+        """What looks like a mismatch or a zombie of ours may be another run's progress."""
         latest = self._chain.head()
         if latest is not None and latest.version > self.head.version:
-            raise Fenced(self.head.version + 1, latest.holder)
+            raise Fenced(self.head.version + 1, latest.holder) from None
 
     # -- 2 and 3: the job --------------------------------------------------------------------------------------
 
@@ -241,7 +242,11 @@ class Driver:
         reach("job.done", job.version)
         failed = min((r for r in receipts if r.failure), key=lambda receipt: receipt.partition, default=None)
         if failed is not None and failed.failure is not None:
-            raise_failure(failed.failure)
+            try:
+                raise_failure(failed.failure)
+            except ZombieTask:
+                self._check_not_fenced()
+                raise
         self._check_complete(job, receipts)
         return sorted(receipts, key=lambda receipt: receipt.partition)
 
@@ -321,13 +326,17 @@ class Driver:
         """The schema of each sink that got its first rows."""
         schemas: dict[str, str] = {}
         for sink in {name for receipt in receipts for name in receipt.schemas}:
-            found = [arrow_schema(receipt.schemas[sink]) for receipt in receipts if sink in receipt.schemas]
+            found = [(receipt, arrow_schema(receipt.schemas[sink])) for receipt in receipts if sink in receipt.schemas]
             try:
-                schemas[sink] = to_ddl(merged(found))
-            except (TypeError, ValueError):  # what Arrow raises derives from these
+                common = decided_schema(merged([schema for _, schema in found]))
+                for receipt, schema in found:
+                    if schema != common:  # its rows must fit what the others made of it, or delivery could never succeed
+                        check_rows(sink, common, read_table(self._chain.storage, receipt.outboxes[sink], kind="outbox"))
+            except (TypeError, ValueError, UnsupportedValue):  # what Arrow raises derives from the first two
                 raise UnsupportedValue(
-                    f"{sink}: its rows have no schema in common: {[to_ddl(schema) for schema in found]}; give schema="
+                    f"{sink}: its rows have no schema in common: {[to_ddl(schema) for _, schema in found]}; give schema="
                 ) from None
+            schemas[sink] = to_ddl(common)
         return schemas
 
     def _take(self, manifest: Manifest) -> None:
@@ -354,7 +363,11 @@ class Driver:
         reach("deliver.begin", manifest.version)
         for sink, target in self._targets.items():
             if sink in emitted:
-                target.deliver(manifest, Outbox(self._chain, manifest, sink))
+                try:
+                    target.deliver(manifest, Outbox(self._chain, manifest, sink))
+                except Exception:
+                    self._check_not_fenced()  # another run may have delivered it and cleared up after us
+                    raise
         reach("deliver.done", manifest.version)
         try:
             self._chain.storage.put(paths.delivered(manifest.version), msgspec.json.encode({"manifest": manifest.id}))
@@ -363,12 +376,12 @@ class Driver:
 
     def _is_delivered(self, manifest: Manifest) -> bool:
         try:
-            mark = msgspec.json.decode(self._chain.storage.get(paths.delivered(manifest.version)))
+            mark = msgspec.json.decode(self._chain.storage.get(paths.delivered(manifest.version)), type=dict[str, str])
         except Missing:
             return False
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return False  # a mark that cannot be read marks nothing; to deliver again is always safe
-        if mark["manifest"] != manifest.id:
+        if mark.get("manifest") != manifest.id:
             raise ForeignTarget(
                 f"{paths.delivered(manifest.version)} marks the output of another commit than version {manifest.version} of this "
                 "chain: the checkpoint was put back in part. Put all of it back, or begin a new one",

@@ -26,6 +26,7 @@ from pyspark.errors import StreamingQueryException
 
 from holdfast.errors import Damaged, Fenced
 from holdfast.log.manifest import Manifest, SparkBatch, new_id
+from holdfast.log.storage import disk_error
 from holdfast.plan.program import Program
 from holdfast.runtime.batch import Driver, Proposal
 from holdfast.runtime.locks import FileLock
@@ -36,6 +37,7 @@ from holdfast.sources.spark import SparkSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 logger = logging.getLogger("holdfast")
 
@@ -91,13 +93,22 @@ class Query:
             writer = writer.option("checkpointLocation", str(checkpoint))
             if self._limits.available_now:
                 writer = writer.trigger(availableNow=True)
-            query = writer.start()
+            query = self._start(writer)
             try:
                 self._wait(query, checkpoint)
             finally:
                 query.stop()
         if self._error is not None:
             raise self._error
+
+    def _start(self, writer: DataStreamWriter) -> StreamingQuery:
+        try:
+            return writer.start()
+        except Exception as error:  # Spark's and py4j's have no root in common
+            named = disk_error(str(error), self._directory)
+            if named is None:
+                raise
+            raise named from None
 
     # -- what Spark plans ----------------------------------------------------------------------------------------
 
@@ -145,7 +156,7 @@ class Query:
             except BaseException as error:
                 self._error = error
                 self._stop.set()
-                raise
+                raise _BatchFailedError(type(error).__name__) from None  # Spark's stack overflows at a long text
             finally:
                 with self._idle:
                     self._busy = False
@@ -211,7 +222,10 @@ class Query:
         if self._error is not None or self._stop.is_set():
             return
         text = str(error)
-        if "CONCURRENT_STREAM_LOG_UPDATE" in text or "concurrently using" in text:
+        named = disk_error(text, self._directory)
+        if named is not None:
+            self._error = named
+        elif "CONCURRENT_STREAM_LOG_UPDATE" in text or "concurrently using" in text:
             self._error = Fenced(self._driver.head.version + 1, "another run that uses Spark's checkpoint")
         elif self._last_batch < 0 and isinstance(self._program.source, SparkSource):
             self._error = Damaged(
@@ -221,6 +235,10 @@ class Query:
             )
         else:
             self._error = error
+
+
+class _BatchFailedError(Exception):
+    """A batch failed; the run keeps the error itself."""
 
 
 class _NotNowError(Exception):

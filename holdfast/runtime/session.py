@@ -9,8 +9,8 @@ What holds for a session built here:
 
 Class archive: <user's cache>/holdfast/jvm/<key>/classes.jsa; the key names the JVM, the jars and the flags. A program
 that ends and had no archive leaves a detached process behind that makes one, once, at the lowest priority (half a
-minute, 160 MB). HOLDFAST_CLASS_ARCHIVE=off turns both making and using off. The JVM ignores an archive that does not
-fit.
+minute, 170 MB). HOLDFAST_CLASS_ARCHIVE=use never makes one, =off never uses one either. The JVM ignores an archive
+that does not fit.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ FASTER: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 # What the session that starts a query needs. All can be set at run time, before the query starts.
 STREAM: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # On a local disk the default forks processes to look at files: 115 ms a trigger instead of 38.
+        # On a local disk a trigger takes 38 ms with this one, 106 ms or more with the default.
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
         ),
-        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",  # 10 to 50 ms a batch
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",  # the manifest is the truth
         "spark.sql.streaming.minBatchesToRetain": "10",  # the manifest owns positions, Spark's log only proposes
         "spark.sql.streaming.pollingDelay": "15ms",  # the pause after a look at an idle source
     }
@@ -109,7 +109,12 @@ def build_session(
     if SparkContext._active_spark_context is not None:
         raise FixTheProgram("a Spark session already runs in this process: pass it to Holdfast, or stop it first")
     if jvm is not None:
-        jvm.connect()
+        try:
+            jvm.connect()
+        except MendTheMachine:
+            if jvm.archive is None or not jvm.archive.discard():
+                raise
+            _start_jvm(master, settings).connect()  # it may have been the archive
     with _keeping_the_interrupt_handler():
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         return SparkSession.builder.config(conf=conf).getOrCreate()
@@ -159,6 +164,8 @@ def _settings(app_name: str, master: str, ui: bool, warehouse: Path) -> dict[str
         "spark.ui.enabled": str(ui).lower(),
         "spark.sql.streaming.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
+        # Without .crc files beside every file of Spark's log: 29 ms a trigger instead of 38.
+        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         "spark.sql.warehouse.dir": warehouse.absolute().as_uri(),
         **STREAM,
         **{key: value for key, (value, _) in {**REQUIRED, **FASTER}.items()},
@@ -188,7 +195,13 @@ def _version(text: str) -> tuple[int, ...]:
 
 # -- the JVM ---------------------------------------------------------------------------------------------------------
 
-_FLAGS: Final = ("-XX:TieredStopAtLevel=1", "-Xshare:auto")
+_FLAGS: Final = (
+    "-XX:TieredStopAtLevel=1",
+    "-Xss4m",  # a query stopped in mid-job matches a regular expression that overflows the default stack
+    "-Xshare:auto",
+    "-Xlog:disable",
+    "-Xlog:all=error:stderr",
+)
 
 _LOG4J: Final = """\
 rootLogger.level = error
@@ -208,6 +221,8 @@ logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
 logger.tasks.level = off
 logger.stream.name = org.apache.spark.sql.execution.streaming
 logger.stream.level = off
+logger.write.name = org.apache.spark.sql.execution.datasources
+logger.write.level = off
 """
 
 
@@ -219,9 +234,10 @@ class _Jvm:
     def __init__(self, process: subprocess.Popen[bytes], info: Path, archive: _Archive | None) -> None:
         self.process = process
         self._info = info
-        self._archive = archive
+        self.archive = archive
         self._owner = os.getpid()
         self._tail: list[str] = []
+        self._connected = False
         self._printer = threading.Thread(target=self._print, name="holdfast-jvm-output", daemon=True)
         self._printer.start()
         _Jvm.current = self
@@ -235,8 +251,10 @@ class _Jvm:
         while not self._info.exists():
             if self.process.poll() is not None:
                 self._printer.join(1)
+                shutil.rmtree(self._info.parent)
                 raise MendTheMachine("the JVM for Spark did not start:\n" + "\n".join(self._tail[-20:]))
             time.sleep(0.01)
+        self._connected = True
         content = self._info.read_bytes()
         port, length = struct.unpack_from("!ii", content)
         shutil.rmtree(self._info.parent)
@@ -255,6 +273,8 @@ class _Jvm:
         assert self.process.stdout is not None
         for line in _without_farewells(self.process.stdout):
             self._tail = [*self._tail[-50:], line.rstrip()]
+            if not self._connected:
+                continue  # of use only if the start fails, and then it is in the error
             with suppress(OSError, ValueError):  # the user's stderr may be closed; the JVM must still be read
                 sys.stderr.write(line)
                 sys.stderr.flush()
@@ -276,23 +296,30 @@ class _Jvm:
         assert self.process.stdout is not None
         while self._printer.is_alive() and select.select([self.process.stdout], [], [], 0.02)[0]:
             time.sleep(0.005)
-        if self._archive is not None:
-            self._archive.make_later()
+        if self.archive is not None:
+            self.archive.make_later()
+
+
+_FAREWELLS: Final = ("python_streaming_source_runner.py", "pyspark/daemon.py")
 
 
 def _without_farewells(output: Iterable[bytes]) -> Iterator[str]:
-    """Drop the traceback that the process of a Python data source prints when its query stops."""
+    """Drop the tracebacks that a worker, or the process of a Python data source, prints when its query is stopped."""
     held: list[str] = []
+    farewell = False
     for raw in output:
         line = raw.decode(errors="replace")
+        if farewell and not held and (line == "\n" or line.startswith("During handling of")):
+            continue  # the chain goes on with another traceback
         if not held and not line.startswith("Traceback (most recent call last):"):
+            farewell = False
             yield line
             continue
         held.append(line)
         goes_on = line[0] in " \n" or line.startswith(("Traceback (", "During handling of", "EOFError"))
         if goes_on and len(held) < 200:
             continue
-        farewell = line.startswith("BrokenPipeError") and any("python_streaming_source_runner.py" in x for x in held)
+        farewell = line.startswith("BrokenPipeError") and any(place in text for place in _FAREWELLS for text in held)
         if not farewell:
             yield from held
         held.clear()
@@ -327,6 +354,7 @@ def _start_jvm(master: str, settings: Mapping[str, str]) -> _Jvm:
             *command.options,
             *(archive.flags() if archive else ()),
             f"-Dlog4j2.configurationFile={(directory / 'log4j2.properties').as_uri()}",
+            f"-XX:ErrorFile={tempfile.gettempdir()}/holdfast-jvm-%p.log",  # not in the user's working directory
             *command.arguments,
         ],
         stdin=subprocess.PIPE,
@@ -373,8 +401,10 @@ def _command(home: Path, settings: Mapping[str, str]) -> _Command:
         java=parts[0],
         class_path=list(_expanded(parts[at + 1])),
         # The incubator module serves only Spark's machine learning; the JVM prints a warning about it.
-        options=[part for part in parts[at + 2 : main] if not part.startswith("--add-modules=jdk.incubator")]
-        + list(_FLAGS),
+        options=[
+            *_FLAGS,
+            *(part for part in parts[at + 2 : main] if not part.startswith("--add-modules=jdk.incubator")),
+        ],
         arguments=parts[main:],
     )
 
@@ -451,9 +481,17 @@ class _Archive:
             return [f"-XX:SharedArchiveFile={self.path}"]
         return []
 
+    def discard(self) -> bool:
+        """Remove the archive; False if there was none."""
+        try:
+            self.path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
     def make_later(self) -> None:
         """Start the detached process that makes the archive, unless it exists or was tried within a day."""
-        if self._dump_to or self.path.exists():
+        if self._dump_to or self.path.exists() or os.environ.get("HOLDFAST_CLASS_ARCHIVE") == "use":
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -482,6 +520,8 @@ def _make_archive() -> None:
     """The detached process: run what a first batch runs, in a JVM that writes down its classes as it exits."""
     path = Path(sys.argv[1])
     os.nice(19)
+    for left in path.parent.glob("making-*"):
+        shutil.rmtree(left)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as directory:
         made = Path(directory) / "classes.jsa"
         os.environ["HOLDFAST_DUMP_CLASSES_TO"] = str(made)
@@ -489,6 +529,8 @@ def _make_archive() -> None:
         jvm = _Jvm.current
         assert jvm is not None
         jvm.stop(patience=600)
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
         made.replace(path)
         path.with_name("tried").unlink(missing_ok=True)
     for other in path.parent.parent.iterdir():

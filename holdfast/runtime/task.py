@@ -11,10 +11,11 @@ Spark does not try a deterministic failure again and the caller gets the excepti
 
 from __future__ import annotations
 
+import gc
 import logging
 import traceback
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn, Protocol
 
 from holdfast.errors import FixTheRecord, MissingKey, UserFunctionFailed
@@ -32,7 +33,7 @@ from holdfast.plan.sinks import Encoder, Sink
 from holdfast.plan.steps import compiled
 from holdfast.runtime.job import Failure, Job, Receipt
 from holdfast.sources.base import Reading
-from holdfast.state.documents import Documents, State
+from holdfast.state.documents import Documents, State, rollback
 from holdfast.state.keys import encode_key
 from holdfast.stores.base import DamagedStore, Store
 
@@ -58,7 +59,7 @@ def run_task(
     attempt = AttemptId(new_id())
     try:
         reach("task.begin", job.version)
-        with stores.open(job.instance, partition) as store:
+        with _without_gc(), stores.open(job.instance, partition) as store:
             try:
                 bring(store, storage, job.recipes[partition])  # a
                 reach("task.restored", job.version)
@@ -78,6 +79,18 @@ def run_task(
         return Receipt(
             version=job.version, partition=partition, attempt=attempt, span=job.span, failure=failure_of(error, place)
         )
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """A batch makes many objects and drops them together: looking for cycles among them meanwhile is wasted work."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Batch:
@@ -101,11 +114,21 @@ class _Batch:
         self._flow = compiled(program.root, self)
         self._rows = self._skipped = 0
 
-    def state(self, store: str) -> State:
-        if self._route is None:
-            encode_key(self.key)  # says what is wrong with it
-            raise MissingKey("the record has no key")
-        return self._documents[store].state(self._route)
+    def opener(self, store: str) -> Callable[[], State]:
+        documents = self._documents[store]
+        known = documents.states.get
+
+        def state() -> State:
+            route = self._route
+            found = known(route)  # type: ignore[arg-type]
+            if found is not None:
+                return found
+            if route is None:
+                encode_key(self.key)  # says what is wrong with it
+                raise MissingKey("the record has no key")
+            return documents.state(route)
+
+        return state
 
     def encoder(self, sink: Sink) -> Encoder:
         return self._encoders[sink.id]
@@ -113,16 +136,15 @@ class _Batch:
     def process(self, chunk: Chunk) -> None:
         routes = chunk.routes if chunk.routes is not None else _routes(chunk)
         for documents in self._documents.values():
-            documents.prefetch(route for route in routes if route is not None)
-        flow, undo, faults = self._flow, self._undo, chunk.faults
+            documents.prefetch(routes)
+        flow, undo, faults, timestamps = self._flow, self._undo, chunk.faults, chunk.timestamps
         encoders = tuple(self._encoders.values())
-        timestamps = chunk.timestamps
-        for index, value in enumerate(chunk.values):
-            self.key = chunk.keys[index]
-            self._route = routes[index]
+        emitted: list[int] = []
+        for index, (self.key, self._route, value) in enumerate(zip(chunk.keys, routes, chunk.values, strict=True)):
             if timestamps is not None:
                 self.timestamp = timestamps[index]
-            emitted = [len(encoder) for encoder in encoders]
+            if encoders:
+                emitted = [len(encoder) for encoder in encoders]
             try:
                 if index in faults:
                     self.step = "source"
@@ -131,8 +153,7 @@ class _Batch:
             except DamagedStore:
                 raise
             except Exception as error:
-                for documents in self._documents.values():
-                    documents.rollback()
+                rollback(undo)
                 for encoder, length in zip(encoders, emitted, strict=True):
                     encoder.truncate(length)
                 self._failed(error, chunk, index)
@@ -225,11 +246,18 @@ def failure_of(error: Exception, place: Place | None) -> Failure:
         pickled = None
     return Failure(
         kind=type(error).__qualname__,
-        message=str(error),
+        message=_message(error),
         traceback="".join(traceback.format_exception(error)),
         pickled=pickled,
         place=place,
     )
+
+
+def _message(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # whatever an exception's own __str__ may raise
+        return "(it cannot be shown)"
 
 
 def raise_failure(failure: Failure) -> NoReturn:

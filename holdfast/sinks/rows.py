@@ -30,11 +30,5 @@ def outbox_frame(spark: SparkSession, outbox: Outbox) -> DataFrame:
 
 
 def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table` with exactly the columns of `schema`; a column that it lacks is null."""
-    columns = [
-        table.column(field.name).cast(field.type)
-        if field.name in table.column_names
-        else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    """`table` with exactly the columns of `schema`, which its rows fit; a column that it lacks is null."""
+    return table if table.schema == schema else pa.Table.from_pylist(table.to_pylist(), schema)

@@ -22,7 +22,7 @@ import msgspec
 from holdfast.errors import ForeignTarget, InvalidPipeline
 from holdfast.failpoints import reach
 from holdfast.log.manifest import Manifest, new_id
-from holdfast.log.storage import Exists, LocalStorage, raise_as_storage_error, sync_directory
+from holdfast.log.storage import Exists, LocalStorage, disk_error, raise_as_storage_error, sync_directory
 from holdfast.runtime.batch import Outbox
 from holdfast.sinks.rows import outbox_frame
 
@@ -55,6 +55,15 @@ def table_id(name_or_path: str) -> str:
     return f"table:{name_or_path}"
 
 
+def same_table(one: str, other: str) -> bool:
+    """Whether two ids are spellings of one table."""
+    return one == other or ("/" in one and "/" in other and _path_of(one) == _path_of(other))
+
+
+def _path_of(identity: str) -> str:
+    return os.path.realpath(identity.removeprefix("table:").removeprefix("file://"))
+
+
 class TableTarget:
     """See `StreamingDataFrame.to_table`."""
 
@@ -62,7 +71,9 @@ class TableTarget:
         self._context = context
         self._name = None if "/" in name_or_path else name_or_path
         self._path = (
-            Path(name_or_path.removeprefix("file://")).absolute() if self._name is None else context.warehouse / self._name
+            Path(name_or_path.removeprefix("file://")).absolute()
+            if self._name is None
+            else context.warehouse / self._name
         )
         self._format = format
         self._overwrite = overwrite
@@ -89,7 +100,7 @@ class TableTarget:
         final = self._path / f"{VERSION_COLUMN}={manifest.version}"
         if not self._has(final, manifest):
             staging = self._path / f".staging-{new_id()}"
-            outbox_frame(self._context.spark, outbox).write.format(self._format).save(str(staging))
+            self._write(outbox, staging)
             (staging / f"_commit-{manifest.id}").touch()
             _sync_all(staging)
             reach("table.staged", manifest.version)
@@ -101,6 +112,15 @@ class TableTarget:
         if self._name is not None:
             assert outbox.schema is not None
             self._register(outbox.schema, manifest.version)
+
+    def _write(self, outbox: Outbox, staging: Path) -> None:
+        try:
+            outbox_frame(self._context.spark, outbox).write.format(self._format).save(str(staging))
+        except Exception as error:  # Spark's and py4j's have no root in common
+            named = disk_error(str(error), self._path)
+            if named is None:
+                raise
+            raise named from None
 
     def _claim(self, head: Manifest) -> None:
         """Make the table ours, or see that it is."""

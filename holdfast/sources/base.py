@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from holdfast.errors import FixTheRecord, InvalidPipeline
 from holdfast.log.manifest import Position
+from holdfast.plan.functions import check_function
 from holdfast.plan.record import Chunk
 
 CHUNK = 20_000
@@ -73,7 +74,10 @@ Extract = Callable[[Any], Any]
 
 def extractor(what: str, given: str | Extract | None) -> Extract | None:
     """A `key=` or `timestamp=` argument as a function of the value."""
-    if given is None or callable(given):
+    if given is None:
+        return None
+    if callable(given):
+        check_function(f"{what}=", given, ["value"])
         return given
     if isinstance(given, str):
         return Field(given)

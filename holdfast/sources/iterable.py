@@ -7,7 +7,7 @@ new process has to skip ahead. The records are copied as they are handed out: a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -30,6 +30,8 @@ class IterableSource:
         timestamp: str | Extract | None,
         name: str = "iterable",
     ) -> None:
+        if isinstance(records, Mapping):
+            raise InvalidPipeline("from_iterable() takes a sequence; of a dict, take list(d.items()) or list(d.values())")
         if not callable(records) and not (hasattr(records, "__getitem__") and hasattr(records, "__len__")):
             raise InvalidPipeline(
                 "from_iterable() takes a sequence, or a function that returns a new iterator each time it is called; "
@@ -78,11 +80,16 @@ class IterableSource:
             owner = position % partitions if route is None else partition_of(route, partitions)
             if owner != partition:
                 continue
+            value = None
+            try:
+                value = copied(record)
+            except Exception as error:
+                fault = fault or error
             if fault is not None:
                 chunk.faults[len(chunk.keys)] = fault
             chunk.keys.append(key)
             chunk.routes.append(route)
-            chunk.values.append(copied(record))
+            chunk.values.append(value)
             chunk.positions.append(position)
             if chunk.timestamps is not None:
                 chunk.timestamps.append(time)

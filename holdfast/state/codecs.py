@@ -9,8 +9,8 @@ own: they rest in the document as they are (`inline`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from math import isfinite
 from typing import Any, Protocol
 
 import msgspec
@@ -81,11 +81,11 @@ def is_scalar(value: Any) -> bool:
     """Whether a document holds the value as it is, exactly."""
     kind = type(value)
     if kind is int:
-        return bool(-(2**63) <= value < 2**63)
+        return -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF  # type: ignore[no-any-return]
     if kind is float:
-        return math.isfinite(value)
+        return isfinite(value)
     if kind is str:
-        return bool(value.isascii()) or _is_utf8(value)
+        return value.isascii() or _is_utf8(value)
     return kind is bool or value is None
 
 
@@ -101,7 +101,7 @@ def _refuse_what_json_changes(value: Any, where: str, depth: int) -> None:
     kind = type(value)
     if kind is str or kind is int or kind is bool or value is None:
         return
-    if kind is float and math.isfinite(value):
+    if kind is float and isfinite(value):
         return
     if depth > 200:
         raise UnsupportedValue("the value is nested more than 200 levels deep, or contains itself")

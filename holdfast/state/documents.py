@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -57,24 +58,24 @@ class State:
     [1, 1, 2]
     """
 
-    __slots__ = ("_document", "_documents", "_known", "_route")
+    __slots__ = ("_changed", "_document", "_documents", "_known", "_route")
 
     def __init__(self, documents: Documents, route: bytes, stored: bytes | None) -> None:
         self._documents = documents
         self._route = route
+        self._changed = False
         self._known = 0 if stored is None else len(stored)
         self._document: dict[str, Any] = {} if stored is None else _decode(stored)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of `key`; `default` if it was never set or was deleted. A stored None is None."""
-        entry = self._entry(key)
+        entry = self._document.get(key if type(key) is str else _sub_key(key), _ABSENT)
         if entry is _ABSENT:
             return default
-        if type(entry) is bytes:
-            return self._documents.codec.decode(entry)
-        if type(entry) is _Ext:
-            raise UnsupportedValue("this sub-key was written by set_bytes(): read it with get_bytes()")
-        return entry
+        kind = type(entry)
+        if kind is not bytes and kind is not _Ext:
+            return entry
+        return self._decoded(entry, default)
 
     def set(self, key: Any, value: Any, ttl: timedelta | None = None) -> None:
         """Set `key`. With `ttl` the value is gone that long after the batch's processing time.
@@ -86,19 +87,22 @@ class State:
 
     def delete(self, key: Any) -> None:
         """Remove `key`; nothing happens if there is none."""
-        name = key if type(key) is str and key[:1] != "\0" else _sub_key(key)
+        name = key if type(key) is str else _sub_key(key)
         if name in self._document:
-            self._documents.note(self, name, self._document.pop(name))
+            self._note(name)
+            del self._document[name]
 
     def exists(self, key: Any) -> bool:
         """Whether `key` has a value, be it None."""
-        return self._entry(key) is not _ABSENT
+        entry = self._document.get(key if type(key) is str else _sub_key(key), _ABSENT)
+        return entry is not _ABSENT and not self._documents.is_over(entry)
 
     def get_bytes(self, key: Any, default: bytes | None = None) -> bytes | None:
         """The bytes that `set_bytes` stored under `key`."""
-        entry = self._entry(key)
-        if entry is _ABSENT:
+        entry = self._document.get(key if type(key) is str else _sub_key(key), _ABSENT)
+        if entry is _ABSENT or self._documents.is_over(entry):
             return default
+        entry = _inner(entry)
         if type(entry) is not _Ext:
             raise UnsupportedValue("this sub-key was written by set(): read it with get()")
         return bytes(entry.data)
@@ -109,23 +113,33 @@ class State:
             raise UnsupportedValue(f"set_bytes() takes bytes, not {type(value).__qualname__}")
         self._put(key, _Ext(_BYTES, bytes(value)), ttl)
 
-    def _entry(self, key: Any) -> Any:
-        name = key if type(key) is str and key[:1] != "\0" else _sub_key(key)
-        entry = self._document.get(name, _ABSENT)
-        if type(entry) is _Ext and entry.code == _EXPIRING:
-            return _ABSENT if self._documents._is_over(entry) else _unwrap(entry)
+    def _decoded(self, entry: Any, default: Any) -> Any:
+        if self._documents.is_over(entry):
+            return default
+        entry = _inner(entry)
+        if type(entry) is bytes:
+            return self._documents.codec.decode(entry)
+        if type(entry) is _Ext:
+            raise UnsupportedValue("this sub-key was written by set_bytes(): read it with get_bytes()")
         return entry
 
     def _put(self, key: Any, entry: Any, ttl: timedelta | None) -> None:
-        name = key if type(key) is str and key[:1] != "\0" else _sub_key(key)
+        name = checked_sub_key(key) if type(key) is str else _sub_key(key)
         if ttl is not None:
+            if not isinstance(ttl, timedelta) or ttl <= timedelta(0):
+                raise UnsupportedValue("ttl is a positive timedelta")
             expires = self._documents.now_ms + max(1, round(ttl.total_seconds() * 1000))
             entry = _Ext(_EXPIRING, expires.to_bytes(8, "big") + _encode(entry))
-        if not name.isascii():
-            _refuse_surrogates(name)
-        document = self._document
-        self._documents.note(self, name, document.get(name, _ABSENT))
-        document[name] = entry
+        self._note(name)
+        self._document[name] = entry
+
+    def _note(self, name: str) -> None:
+        """Remember that this document changed and how to undo it."""
+        documents = self._documents
+        if not self._changed:
+            self._changed = True
+            documents.changed.append(self)
+        documents.undo.append((self._document, name, self._document.get(name, _ABSENT)))
 
 
 class Documents:
@@ -134,43 +148,32 @@ class Documents:
     def __init__(self, store: Store, name: str, codec: Codec, now_ms: int, undo: list[Any]) -> None:
         self.codec = codec
         self.now_ms = now_ms
+        self.states: dict[bytes, State] = {}
+        """By encoded key: what was asked for in this batch."""
+        self.changed: list[State] = []
+        self.undo = undo
+        """Of the current record, shared by all stores of the task: (document, sub-key, what it replaced)."""
         self._store = store
         self._prefix = document_prefix(name)
         self._stored: dict[bytes, bytes | None] = {}
-        self._states: dict[bytes, State] = {}
-        self._changed: dict[bytes, State] = {}
-        self._undo = undo
-        """Of the current record, shared by all stores of the task: (state, sub-key, what it replaced)."""
 
-    def prefetch(self, routes: Iterable[bytes]) -> None:
+    def prefetch(self, routes: Iterable[bytes | None]) -> None:
         """Read the documents of these keys, which are about to be asked for."""
+        wanted = set(routes).difference(self.states, self._stored)
+        wanted.discard(None)
+        ordered = sorted(wanted)  # type: ignore[type-var]
         prefix = self._prefix
-        wanted = sorted(route for route in set(routes) if route not in self._states)
-        found = self._store.get_many([prefix + route for route in wanted])
-        self._stored.update(zip(wanted, found, strict=True))
+        found = self._store.get_many([prefix + route for route in ordered])  # type: ignore[operator]
+        self._stored.update(zip(ordered, found, strict=True))  # type: ignore[arg-type]
 
     def state(self, route: bytes) -> State:
         """The state of an encoded key."""
-        state = self._states.get(route)
+        state = self.states.get(route)
         if state is None:
             if route not in self._stored:
                 self.prefetch((route,))
-            state = self._states[route] = State(self, route, self._stored.pop(route))
+            state = self.states[route] = State(self, route, self._stored.pop(route))
         return state
-
-    def note(self, state: State, name: str, replaced: Any) -> None:
-        """Remember that `state` changed and how to undo it."""
-        self._changed[state._route] = state
-        self._undo.append((state, name, replaced))
-
-    def rollback(self) -> None:
-        """The record failed: put back what it changed."""
-        while self._undo:
-            state, name, replaced = self._undo.pop()
-            if replaced is _ABSENT:
-                state._document.pop(name, None)
-            else:
-                state._document[name] = replaced
 
     def changes(self) -> tuple[list[bytes], list[bytes | None], int, int]:
         """The delta: sorted store keys, their new values; and by how much documents and bytes grew."""
@@ -178,10 +181,9 @@ class Documents:
         values: list[bytes | None] = []
         documents = size = 0
         prefix = self._prefix
-        for route in sorted(self._changed):
-            state = self._changed[route]
+        for state in sorted(self.changed, key=_route_of):
             document = self._without_expired(state._document)
-            key = prefix + route
+            key = prefix + state._route
             known = state._known
             if document:
                 value = _encode(document)
@@ -197,24 +199,37 @@ class Documents:
             keys.append(key)
         return keys, values, documents, size
 
+    def is_over(self, entry: Any) -> bool:
+        """Whether an entry has expired."""
+        return type(entry) is _Ext and entry.code == _EXPIRING and _expires(entry) <= self.now_ms
+
     def _without_expired(self, document: dict[str, Any]) -> dict[str, Any]:
         for entry in document.values():
             if type(entry) is _Ext and entry.code == _EXPIRING:
-                return {name: kept for name, kept in document.items() if not self._is_over(kept)}
+                return {name: kept for name, kept in document.items() if not self.is_over(kept)}
         return document
 
-    def _is_over(self, entry: Any) -> bool:
-        return type(entry) is _Ext and entry.code == _EXPIRING and _expires(entry) <= self.now_ms
+
+def rollback(undo: list[Any]) -> None:
+    """The record failed: put back what it changed."""
+    while undo:
+        document, name, replaced = undo.pop()
+        if replaced is _ABSENT:
+            document.pop(name, None)
+        else:
+            document[name] = replaced
+
+
+_route_of = attrgetter("_route")
 
 
 def read_document(stored: bytes, codec: Codec, now_ms: int) -> dict[Any, Any]:
     """A stored document as the user would see it at `now_ms`."""
     result: dict[Any, Any] = {}
     for name, entry in _decode(stored).items():
-        if type(entry) is _Ext and entry.code == _EXPIRING:
-            if _expires(entry) <= now_ms:
-                continue
-            entry = _unwrap(entry)
+        if type(entry) is _Ext and entry.code == _EXPIRING and _expires(entry) <= now_ms:
+            continue
+        entry = _inner(entry)
         if type(entry) is bytes:
             entry = codec.decode(entry)
         elif type(entry) is _Ext:
@@ -224,11 +239,26 @@ def read_document(stored: bytes, codec: Codec, now_ms: int) -> dict[Any, Any]:
 
 
 def _expires(entry: Any) -> int:
-    return int.from_bytes(entry.data[:8], "big")
+    return int.from_bytes(bytes(entry.data)[:8], "big")
 
 
-def _unwrap(entry: Any) -> Any:
-    return msgspec.msgpack.decode(entry.data[8:])
+def _inner(entry: Any) -> Any:
+    """An entry without its end, if it has one."""
+    if type(entry) is _Ext and entry.code == _EXPIRING:
+        return msgspec.msgpack.decode(bytes(entry.data)[8:])
+    return entry
+
+
+def checked_sub_key(name: str) -> str:
+    """A str that may be the name of an entry."""
+    if name[:1] == "\0":
+        raise UnsupportedKey("a sub-key cannot begin with a NUL character")
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise UnsupportedKey("the sub-key is a str with lone surrogates, which no encoding keeps") from None
+    return name
 
 
 def _sub_key(key: Any) -> str:
@@ -239,13 +269,6 @@ def _sub_key(key: Any) -> str:
         raise UnsupportedKey(
             f"a sub-key of type {type(key).__qualname__} cannot be kept; use str, bytes, int, bool, float or a tuple of these"
         ) from None
-
-
-def _refuse_surrogates(name: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise UnsupportedKey("the sub-key is a str with lone surrogates, which no encoding keeps") from None
 
 
 def _user_key(name: str) -> Any:

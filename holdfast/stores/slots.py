@@ -90,11 +90,17 @@ def _newest(held: dict[Path, int]) -> RocksDBStore:
 
 def _open(slot: Path) -> RocksDBStore:
     try:
-        return RocksDBStore(slot)
+        store = RocksDBStore(slot)
     except DamagedStore as damage:
         log.warning("emptying a damaged local store: %s", damage)
         erase(slot)
         return RocksDBStore(slot)
+    try:
+        store.mark()
+    except DamagedStore as damage:
+        log.warning("emptying a damaged local store: %s", damage)
+        store.wipe()
+    return store
 
 
 def _lock(slot: Path) -> int | None:

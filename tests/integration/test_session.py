@@ -14,6 +14,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+# An archive with which the JVM dies at start, as it does with some truncated ones.
+BREAK = """
+from pathlib import Path
+from holdfast.runtime import session
+Path("classes.jsa").touch()
+session._Archive.of = classmethod(lambda kind, command: kind(Path("classes.jsa").absolute()))
+session._Archive.flags = lambda archive: ["-Xmxdies"] if archive.path.exists() else []
+"""
+
 BUILD = """
 import os, signal, sys, time
 from pathlib import Path
@@ -31,7 +40,7 @@ class Program:
 
     def __init__(self, code: str, directory: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", BUILD + code],
+            [sys.executable, "-c", code],
             cwd=directory,
             env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "HOLDFAST_CLASS_ARCHIVE": "use"},
             stdin=subprocess.PIPE,
@@ -92,7 +101,9 @@ def wait_until_gone(pids: set[int], seconds: float) -> float:
 
 
 def test_a_program_prints_what_it_prints_and_nothing_else(start: Callable[[str], Program]) -> None:
-    program = start("""
+    program = start(
+        BUILD
+        + """
 workers = job()
 assert [partition for partition, *_ in workers] == [0, 1]
 assert all(python == sys.executable for _, _, python, _ in workers)
@@ -106,7 +117,8 @@ query = rate.option("checkpointLocation", "checkpoint").trigger(availableNow=Tru
 query.awaitTermination()
 print("to stderr", file=sys.stderr)
 print("done")
-""")
+"""
+    )
     out, err = program.process.communicate(timeout=60)
     assert program.process.returncode == 0, err
     assert out.splitlines()[-1] == "done"
@@ -114,14 +126,17 @@ print("done")
 
 
 def test_the_jvm_outlives_signals_to_the_group_and_nothing_outlives_a_kill(start: Callable[[str], Program]) -> None:
-    program = start("""
+    program = start(
+        BUILD
+        + """
 signal.signal(signal.SIGTERM, lambda *_: print("SIGTERM", flush=True))
 signal.signal(signal.SIGINT, lambda *_: print("SIGINT", flush=True))
 job()
 print("ready", flush=True)
 for _ in sys.stdin:
     print(len(job()), flush=True)
-""")
+"""
+    )
     assert program.line() == "ready"
     family = program.family()
     assert len(family) >= 3  # the JVM, the daemon, a worker
@@ -139,8 +154,18 @@ for _ in sys.stdin:
     wait_until_gone(family, seconds=10)
 
 
+def test_a_class_archive_that_kills_the_jvm_is_removed_and_the_start_goes_on(
+    start: Callable[[str], Program], tmp_path: Path
+) -> None:
+    program = start(BREAK + BUILD + "print(len(job()))")
+    assert program.process.communicate(timeout=60) == ("2\n", "")
+    assert not (tmp_path / "classes.jsa").exists()
+
+
 def test_a_session_that_lacks_a_setting_is_refused_with_the_list(start: Callable[[str], Program]) -> None:
-    program = start("""
+    program = start(
+        BUILD
+        + """
 import logging
 from holdfast.errors import MissingSettings
 spark.stop()
@@ -158,7 +183,8 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 theirs = SparkSession.builder.config("spark.python.unix.domain.socket.enabled", "false")
 theirs = theirs.config("spark.shuffle.checksum.enabled", "true").getOrCreate()
 check_session(theirs)
-""")
+"""
+    )
     out, err = program.process.communicate(timeout=60)
     assert err == ""
     refused, warned = out.split("the Spark session works")

@@ -1,0 +1,37 @@
+# make demo     the main job on the embedded default: no broker, no service
+# make test     everything: lint, types, unit, simulation, contract, integration, crash, cluster
+# make bench    speed, against Spark's own state, in one run
+
+PYTHON = .venv/bin/python
+PYTEST = $(PYTHON) -m pytest
+
+.PHONY: demo test lint fast slow bench clean
+
+demo: .venv/base
+	@scripts/java
+	@$(PYTHON) examples/demo.py
+
+test: lint fast slow
+
+lint: .venv/dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+fast: .venv/dev
+	$(PYTEST) --doctest-modules holdfast tests/unit
+	$(PYTEST) tests/simulation tests/contract
+
+slow: .venv/dev
+	@scripts/java
+	$(PYTEST) tests/integration tests/crash tests/cluster
+
+bench: .venv/bench
+	@scripts/java
+	$(PYTHON) bench/run.py
+
+.venv/%: requirements/%.txt requirements/base.txt pyproject.toml
+	@scripts/venv $*
+
+clean:
+	rm -rf .venv build state

@@ -1,0 +1,74 @@
+"""A real process is killed at every named moment of the protocol, and the next one makes good.
+
+A failpoint of the driver ends the driver: the program is started again. One of a task ends a Python worker: the driver
+runs the job again by itself.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from life import Life, run_to_end
+from program import BATCH, inbox
+from truth import check_exact, put_orders
+
+from holdfast import failpoints
+
+DRIVER_POINTS = (*failpoints.DRIVER_POINTS, "table.staged")
+ORDERS = 250  # five batches
+KILLED_AT = 3
+
+
+@pytest.fixture(scope="module")
+def cases(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Path]]]:
+    """Every selected failpoint's case, two at a time: most of a case is waiting for a JVM to start."""
+    here = [item for item in request.session.items if item.path == request.path]
+    chosen = [item.callspec.params for item in here if hasattr(item, "callspec")]
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            params["point"]: pool.submit(crash_at, params["point"], tmp_path_factory.mktemp(params["point"]))
+            for params in chosen
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+def crash_at(point: str, home: Path) -> Path:
+    """Run the program, killed once at `point`, to the end of its input."""
+    code, said = run_armed(home, point, KILLED_AT, "--orders", ORDERS)
+    if point in DRIVER_POINTS:
+        assert code == -signal.SIGKILL, said
+        run_to_end(home, "--orders", ORDERS)
+    else:
+        assert code == 0, said
+        assert f"the job of version {KILLED_AT} was lost; running it again" in said
+    return home
+
+
+def run_armed(home: Path, point: str, version: int, *arguments: object) -> tuple[int, str]:
+    """A life in which someone is killed at `point`: its exit code and what it said."""
+    claim = home / f"claim-{point}"
+    armed = {"HOLDFAST_FAILPOINT": f"{point}@{version}", "HOLDFAST_FAILPOINT_CLAIM": str(claim)}
+    with Life(home, *arguments, environment=armed) as life:
+        code = life.end()
+        assert claim.exists(), f"nothing was killed at {point}:\n{life.said()}"
+        return code, life.said()
+
+
+@pytest.mark.parametrize("point", [*DRIVER_POINTS, *failpoints.TASK_POINTS])
+def test_a_kill_changes_nothing_that_anyone_can_see(point: str, cases: dict[str, Future[Path]]) -> None:
+    check_exact(cases[point].result(), ORDERS)
+
+
+def test_a_spark_source_replays_what_was_not_committed_and_skips_what_was(tmp_path: Path) -> None:
+    put_orders(inbox(tmp_path), files=5)
+    for version, point in ((2, "commit.begin"), (3, "commit.done"), (4, "batch.done")):
+        code, said = run_armed(tmp_path, point, version, "--files")
+        assert code == -signal.SIGKILL, said
+    run_to_end(tmp_path, "--files")
+    check_exact(tmp_path, 5 * BATCH)

@@ -1,0 +1,59 @@
+"""Twenty SIGKILLs at random moments of one long job, which is exact all the same.
+
+Most hit the driver, some the JVM or a Python worker; some while the program starts, most while it works.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from life import Life, commits, run_to_end
+from program import BATCH
+from truth import check_exact, taken
+
+KILLS = 20
+VICTIMS = {"driver": 14, "jvm": 3, "worker": 3}
+
+
+@pytest.mark.timeout(900)
+def test_twenty_kills_at_random_moments_leave_no_trace(tmp_path: Path, choice: random.Random) -> None:
+    victims = [victim for victim, times in VICTIMS.items() for _ in range(times)]
+    choice.shuffle(victims)
+    assert len(victims) == KILLS
+    for victim in victims:
+        with Life(tmp_path, "--orders", 10**9) as life:
+            if victim == "driver" and choice.random() < 0.4:
+                pause(choice, 4.0)  # from the start of the process
+            else:
+                life.wait_for_commits(1)
+                pause(choice, 1.0)
+            if victim == "driver":
+                life.kill()
+            elif victim == "jvm":
+                kill(life, "java")
+                assert life.end() != 0, life.said()
+            else:
+                kill(life, "pyspark.daemon")
+                life.wait_for_commits(2)  # it goes on by itself
+                life.kill()
+        print(f"{victim} killed after {commits(tmp_path)} commits")
+    count = taken(tmp_path) + 3 * BATCH
+    run_to_end(tmp_path, "--orders", count)
+    check_exact(tmp_path, count)
+
+
+def pause(choice: random.Random, most: float) -> None:
+    """Let a random time pass: the moment of the kill is what is random here."""
+    time.sleep(choice.uniform(0, most))
+
+
+def kill(life: Life, command: str) -> None:
+    """SIGKILL the youngest descendant with this in its command line; fails if there is none alive."""
+    found = sorted(pid for pid, line in life.descendants() if command in line)
+    assert found, f"no {command} to kill"
+    os.kill(found[-1], signal.SIGKILL)
