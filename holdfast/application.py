@@ -102,7 +102,9 @@ class Application:
         if on_processing_error is not None:
             check_function("on_processing_error=", on_processing_error, ["exception", "record", "logger"])
         if name is not None and consumer_group is not None and name != consumer_group:
-            raise UnknownOption(f"name={name!r} and consumer_group={consumer_group!r} are two words for one thing: give one")
+            raise UnknownOption(
+                f"name={name!r} and consumer_group={consumer_group!r} are two words for one thing: give one"
+            )
         if persistence is not None and not isinstance(persistence, Persistence):
             raise UnknownOption("persistence is a holdfast.Persistence")
         if rocksdb_options is not None and not isinstance(rocksdb_options, RocksDBOptions):

@@ -43,7 +43,9 @@ def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
         return _Reader(schema).schema()
     if not hasattr(schema, "fields"):
         raise InvalidPipeline(f"schema must be a DDL string or a StructType, not {type(schema).__qualname__}")
-    return _Reader(", ".join(f"{_quoted(field.name)} {_spark_name(field.dataType)}" for field in schema.fields)).schema()
+    return _Reader(
+        ", ".join(f"{_quoted(field.name)} {_spark_name(field.dataType)}" for field in schema.fields)
+    ).schema()
 
 
 def to_ddl(schema: pa.Schema) -> str:

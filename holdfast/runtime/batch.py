@@ -330,7 +330,7 @@ class Driver:
             try:
                 common = decided_schema(merged([schema for _, schema in found]))
                 for receipt, schema in found:
-                    if schema != common:  # its rows must fit what the others made of it, or delivery could never succeed
+                    if schema != common:  # else delivery might never succeed
                         check_rows(sink, common, read_table(self._chain.storage, receipt.outboxes[sink], kind="outbox"))
             except (TypeError, ValueError, UnsupportedValue):  # what Arrow raises derives from the first two
                 raise UnsupportedValue(

@@ -31,7 +31,9 @@ class IterableSource:
         name: str = "iterable",
     ) -> None:
         if isinstance(records, Mapping):
-            raise InvalidPipeline("from_iterable() takes a sequence; of a dict, take list(d.items()) or list(d.values())")
+            raise InvalidPipeline(
+                "from_iterable() takes a sequence; of a dict, take list(d.items()) or list(d.values())"
+            )
         if not callable(records) and not (hasattr(records, "__getitem__") and hasattr(records, "__len__")):
             raise InvalidPipeline(
                 "from_iterable() takes a sequence, or a function that returns a new iterator each time it is called; "

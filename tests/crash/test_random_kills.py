@@ -30,8 +30,8 @@ def test_twenty_kills_at_random_moments_leave_no_trace(tmp_path: Path, choice: r
             if victim == "driver" and choice.random() < 0.4:
                 pause(choice, 4.0)  # from the start of the process
             else:
-                life.wait_for_commits(1)
-                pause(choice, 1.0)
+                life.wait_for_commits(choice.randint(1, 5))
+                pause(choice, 0.5)  # about a batch
             if victim == "driver":
                 life.kill()
             elif victim == "jvm":

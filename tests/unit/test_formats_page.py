@@ -130,9 +130,7 @@ def test_the_reader_of_the_page_sees_what_the_view_sees(reader: types.ModuleType
     assert not list(reader.read_state(tmp_path, "nothing"))
 
 
-def test_the_reader_of_the_page_reads_any_version_also_around_a_clear(
-    reader: types.ModuleType, tmp_path: Path
-) -> None:
+def test_the_reader_of_the_page_reads_any_version_also_around_a_clear(reader: types.ModuleType, tmp_path: Path) -> None:
     world = World(tmp_path)
     history: list[dict[bytes, Any]] = []
     for step in [world.run] * 3 + [world.clear] + [world.run] * 2:

@@ -1,0 +1,25 @@
+"""What the unit tests share. No JVM, no network, no sleeping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from holdfast import Application, failpoints
+
+settings.register_profile("unit", deadline=None, max_examples=60, print_blob=True)
+settings.load_profile("unit")
+
+
+@pytest.fixture(autouse=True)
+def _no_failpoint_is_left_armed() -> Iterator[None]:
+    yield
+    failpoints.arm(None)
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Application:
+    return Application("app", state_dir=tmp_path, loglevel=None)
