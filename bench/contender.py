@@ -11,6 +11,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def main() -> None:
     options = parser.parse_args()
     commits = CONTENDERS[options.name](options)
     times = sorted((int(path.stem), path.stat().st_mtime_ns) for path in commits.iterdir() if path.stem.isdigit())
-    seconds = [(after - before) / 1e9 for (_, before), (_, after) in zip(times, times[1:], strict=False)]
+    seconds = [(after - before) / 1e9 for (_, before), (_, after) in pairwise(times)]
     json.dump(seconds, sys.stdout)
 
 
@@ -135,7 +136,10 @@ def spark_transform_with_state(options: argparse.Namespace) -> Path:
 
     def grouped(rows: Any) -> Any:
         return rows.groupBy("user").transformWithState(
-            statefulProcessor=Total(), outputStructType="user string, total bigint", outputMode="Update", timeMode="None"
+            statefulProcessor=Total(),
+            outputStructType="user string, total bigint",
+            outputMode="Update",
+            timeMode="None",
         )
 
     return run_spark(options, grouped)

@@ -71,7 +71,11 @@ def against_spark(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     lines += [
         ratio("files / Spark transformWithState in Python", ours / rate["spark-transformWithState"], 15),
         ratio("files / Spark groupBy().sum() in the JVM", ours / rate["spark-jvm-sum"], 1),
-        ratio("iterable / Spark transformWithState in Python", rate["holdfast-iterable"] / rate["spark-transformWithState"], 15),
+        ratio(
+            "iterable / Spark transformWithState in Python",
+            rate["holdfast-iterable"] / rate["spark-transformWithState"],
+            15,
+        ),
         ratio("iterable / Spark groupBy().sum() in the JVM", rate["holdfast-iterable"] / rate["spark-jvm-sum"], 1),
     ]
     return lines
@@ -124,7 +128,11 @@ def contend(name: str, data: Path, *options: str) -> list[float]:
     if run.returncode:
         sys.exit(f"{name} failed:\n{run.stderr[-4000:]}")
     seconds: list[float] = json.loads(run.stdout.strip().splitlines()[-1])
-    print(f"  {name:<26} {' '.join(options)}: {statistics.median(seconds) * 1000:,.0f} ms a batch", file=sys.stderr, flush=True)
+    print(
+        f"  {name:<26} {' '.join(options)}: {statistics.median(seconds) * 1000:,.0f} ms a batch",
+        file=sys.stderr,
+        flush=True,
+    )
     shutil.rmtree(work)
     return seconds
 

@@ -29,7 +29,11 @@ def orders() -> Iterator[dict[str, Any]]:
     """The same orders each time: a source must be able to start over."""
     chance = random.Random(7)
     for number in range(ORDERS):
-        yield {"number": number, "customer": f"customer-{chance.randrange(CUSTOMERS)}", "cents": chance.randrange(100, 9_000)}
+        yield {
+            "number": number,
+            "customer": f"customer-{chance.randrange(CUSTOMERS)}",
+            "cents": chance.randrange(100, 9_000),
+        }
 
 
 def add_up(order: dict[str, Any], state: State) -> dict[str, Any]:

@@ -247,8 +247,11 @@ class Application:
 
     def _run(self, pipeline: Pipeline, limits: Limits) -> None:
         from holdfast.runtime.anchor import SparkRunner
+        from holdfast.runtime.session import STREAM
 
         program = self._program(pipeline)
+        for key, value in STREAM.items():
+            self.spark.conf.set(key, value)
         context = Context(self.spark, self._warehouse)
         runner = SparkRunner(self.spark, program, self._storage, LocalStores(self._local))
         targets = {sink: target(context) for sink, target in pipeline.targets.items()}

@@ -155,7 +155,7 @@ class Chain:
                     stored = decode(name, self.storage.get(name))
                 except Missing:
                     if attempt == tries or isinstance(error, Exists):
-                        raise
+                        raise error from None
                     logger.warning("commit of version %d failed (%s); trying again", manifest.version, error)
                     self._pause(0.05 * 2**attempt)
                     continue

@@ -16,7 +16,7 @@ class Chunk(msgspec.Struct):
 
     keys: list[Any]
     values: list[Any]
-    timestamps: list[int] | None
+    timestamps: list[int | None] | None
     """Event times in ms; None: the batch's processing time."""
     positions: list[int] | range
     routes: list[bytes | None] | None = None

@@ -177,6 +177,8 @@ class _Reader:
             result = pa.list_(self._type())
         elif name == "map":
             key = self._type()
+            if pa.types.is_null(key):
+                raise self._wrong("a map cannot have keys of type 'void'")
             self._expect(",")
             result = pa.map_(key, self._type())
         else:

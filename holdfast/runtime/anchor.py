@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark import RDD, Broadcast
     from pyspark.sql import DataFrame, SparkSession
 
+
 class SparkRunner:
     """Runs jobs on a Spark session."""
 

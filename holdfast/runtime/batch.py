@@ -18,7 +18,8 @@ Plain Python over two ports, a task runner and storage; it knows neither Spark n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
@@ -29,6 +30,7 @@ from holdfast.errors import (
     ForeignTarget,
     HoldfastError,
     IncompleteJob,
+    InvalidPipeline,
     JobFailed,
     SourceMismatch,
     StopAndLook,
@@ -104,6 +106,15 @@ class Outbox:
     def tables(self) -> list[Any]:
         """One Arrow table per partition that emitted something."""
         return [read_table(self.storage, file, kind="outbox") for file in self.files]
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Whoever reads the outbox in tasks fails with Spark's words: if a file is damaged, say that instead."""
+        try:
+            yield
+        except Exception:
+            self.tables()
+            raise
 
 
 class Driver:
@@ -332,11 +343,12 @@ class Driver:
                 for receipt, schema in found:
                     if schema != common:  # else delivery might never succeed
                         check_rows(sink, common, read_table(self._chain.storage, receipt.outboxes[sink], kind="outbox"))
-            except (TypeError, ValueError, UnsupportedValue):  # what Arrow raises derives from the first two
+                schemas[sink] = to_ddl(common)
+                arrow_schema(schemas[sink])  # two columns of one name
+            except (TypeError, ValueError, UnsupportedValue, InvalidPipeline):  # Arrow's derive from the first two
                 raise UnsupportedValue(
                     f"{sink}: its rows have no schema in common: {[to_ddl(schema) for _, schema in found]}; give schema="
                 ) from None
-            schemas[sink] = to_ddl(common)
         return schemas
 
     def _take(self, manifest: Manifest) -> None:

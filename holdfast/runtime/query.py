@@ -135,9 +135,7 @@ class Query:
         try:
             yield scratch
         finally:
-            if scratch.exists():
-                shutil.rmtree(scratch)
-            lock.release()
+            _remove_scratch(scratch, lock)
 
     # -- every micro-batch ---------------------------------------------------------------------------------------
 
@@ -169,8 +167,7 @@ class Query:
         if self._query_id is None:
             self._query_id = str(msgspec.json.decode((checkpoint / "metadata").read_bytes())["id"])
         _, _, *offsets = (checkpoint / "offsets" / str(batch)).read_text().split("\n")
-        digest = hashlib.blake2b("\n".join(offsets).encode(), digest_size=16).hexdigest()
-        spark = SparkBatch(self._query_id, batch, digest)
+        spark = SparkBatch(self._query_id, batch, _digest(checkpoint, offsets, batch))
         if isinstance(self._program.source, SparkSource):
             return Proposal(spark, rows=rows)
         end = msgspec.json.decode(offsets[0])
@@ -241,6 +238,14 @@ class _BatchFailedError(Exception):
     """A batch failed; the run keeps the error itself."""
 
 
+def _digest(checkpoint: Path, offsets: list[str], batch: int) -> str:
+    """What identifies the rows of a batch: its offsets and, for files, whose offset is only a number, their list."""
+    digest = hashlib.blake2b("\n".join(offsets).encode(), digest_size=16)
+    for entry in sorted(checkpoint.glob(f"sources/*/{batch}")) + sorted(checkpoint.glob(f"sources/*/{batch}.compact")):
+        digest.update(entry.read_bytes())
+    return digest.hexdigest()
+
+
 class _NotNowError(Exception):
     """A batch that must not begin: the run is stopping."""
 
@@ -257,8 +262,15 @@ def _collect_scratch(directory: Path) -> None:
     for scratch in directory.glob("run-*[0-9a-f]"):
         lock = FileLock(scratch.with_suffix(".lock"))
         if lock.acquire():
-            shutil.rmtree(scratch)
-            lock.release()
+            _remove_scratch(scratch, lock)
+
+
+def _remove_scratch(scratch: Path, lock: FileLock) -> None:
+    """Remove a run's directory and its lock: the name was random and will not be used again."""
+    if scratch.exists():
+        shutil.rmtree(scratch)
+    scratch.with_suffix(".lock").unlink(missing_ok=True)
+    lock.release()
 
 
 @contextmanager

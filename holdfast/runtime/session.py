@@ -147,7 +147,7 @@ def check_session(spark: SparkSession) -> None:
 
 
 def runtime_session(spark: SparkSession) -> SparkSession:
-    """A session on the same context with the settings that anchors and their jobs need (DESIGN section 6)."""
+    """A session on the same context with the settings that anchors and their jobs need."""
     session = spark.newSession()
     for key, value in RUNTIME.items():
         session.conf.set(key, value)

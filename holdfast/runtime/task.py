@@ -140,9 +140,11 @@ class _Batch:
         flow, undo, faults, timestamps = self._flow, self._undo, chunk.faults, chunk.timestamps
         encoders = tuple(self._encoders.values())
         emitted: list[int] = []
+        self.timestamp = self._job.time_ms
         for index, (self.key, self._route, value) in enumerate(zip(chunk.keys, routes, chunk.values, strict=True)):
             if timestamps is not None:
-                self.timestamp = timestamps[index]
+                time = timestamps[index]
+                self.timestamp = self._job.time_ms if time is None else time
             if encoders:
                 emitted = [len(encoder) for encoder in encoders]
             try:

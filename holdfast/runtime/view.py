@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,26 +57,29 @@ class StateView:
         self._stores: dict[tuple[str, int], Store] = {}
 
     def get(self, key: Any) -> dict[Any, Any] | None:
-        """The state of a key as a dict of its sub-keys; None if it has none."""
+        """The state of a key as a dict of its sub-keys; None if it has none.
+
+        A dict holds the sub-keys 1, True and 1.0 as one, though they are three in `State`.
+        """
         route = encode_key(key)
         head = self._head()
         if head is None:
             return None
-        store = self._at(head, partition_of(route, len(head.partitions)))
-        (stored,) = store.get_many([document_prefix(self._name) + route])
+        with self._at(head, partition_of(route, len(head.partitions))) as store:
+            (stored,) = store.get_many([document_prefix(self._name) + route])
         return None if stored is None else read_document(stored, self._codec, head.time_ms) or None
 
     def items(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
-        """Every key and its state, in no particular order."""
+        """Every key and its state, in no particular order, all at the version that is the last one now."""
         head = self._head()
-        if head is None:
-            return
         prefix = document_prefix(self._name)
-        for partition in range(len(head.partitions)):
-            for key, stored in self._at(head, partition).scan(prefix, prefix[:-1] + b"\x01"):
-                document = read_document(stored, self._codec, head.time_ms)
-                if document:
-                    yield decode_key(key[len(prefix) :]), document
+        for partition in range(len(head.partitions) if head is not None else 0):
+            assert head is not None
+            with self._at(head, partition) as store:
+                for key, stored in store.scan(prefix, prefix[:-1] + b"\x01"):
+                    document = read_document(stored, self._codec, head.time_ms)
+                    if document:
+                        yield decode_key(key[len(prefix) :]), document
 
     def to_dataframe(self) -> DataFrame:
         """Key and state as a Spark DataFrame `key string, state string`: the key as `str` shows it, the state as JSON."""
@@ -94,14 +98,16 @@ class StateView:
                 )
         return head
 
-    def _at(self, head: Manifest, partition: int) -> Store:
-        """A store of our own for a partition, brought to `head`."""
+    @contextmanager
+    def _at(self, head: Manifest, partition: int) -> Iterator[Store]:
+        """A store of our own for a partition, brought to `head` and for one call alone: another call may see a later version."""
         name = (head.instance, partition)
-        if name not in self._stores:
-            self._stores[name] = self._new_store()
-        store = self._stores[name]
+        store = self._stores.pop(name, None)
+        if store is None or store.mark().version > head.version:
+            store = self._new_store()
         bring(store, self._chain.storage, recipe_for(self._chain, head, partition))
-        return store
+        yield store
+        self._stores[name] = store
 
     def _new_private_store(self) -> Store:
         """In a temporary directory that goes when this view does."""

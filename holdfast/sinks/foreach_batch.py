@@ -26,4 +26,5 @@ class ForeachBatchTarget:
         """There is nothing that could be someone else's."""
 
     def deliver(self, manifest: Manifest, outbox: Outbox) -> None:
-        self._function(outbox_frame(self._context.spark, outbox), manifest.version)
+        with outbox.blamed():
+            self._function(outbox_frame(self._context.spark, outbox), manifest.version)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.errors import ForeignTarget, InvalidPipeline
+from holdfast.errors import Damaged, ForeignTarget, FutureFormat, InvalidPipeline
 from holdfast.failpoints import reach
 from holdfast.log.manifest import Manifest, new_id
 from holdfast.log.storage import Exists, LocalStorage, disk_error, raise_as_storage_error, sync_directory
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.context import Context
 
 FORMATS = ("parquet", "json", "csv", "orc")
+FORMAT = 1
 VERSION_COLUMN = "holdfast_version"
 OWNER = "_holdfast.json"
 
@@ -98,6 +99,8 @@ class TableTarget:
 
     def deliver(self, manifest: Manifest, outbox: Outbox) -> None:
         final = self._path / f"{VERSION_COLUMN}={manifest.version}"
+        if self._overwrite and max(self._versions(), default=0) > manifest.version:
+            return  # a driver that wakes up late: its rows have been replaced meanwhile
         if not self._has(final, manifest):
             staging = self._path / f".staging-{new_id()}"
             self._write(outbox, staging)
@@ -115,7 +118,8 @@ class TableTarget:
 
     def _write(self, outbox: Outbox, staging: Path) -> None:
         try:
-            outbox_frame(self._context.spark, outbox).write.format(self._format).save(str(staging))
+            with outbox.blamed():
+                outbox_frame(self._context.spark, outbox).write.format(self._format).save(str(staging))
         except Exception as error:  # Spark's and py4j's have no root in common
             named = disk_error(str(error), self._path)
             if named is None:
@@ -124,20 +128,32 @@ class TableTarget:
 
     def _claim(self, head: Manifest) -> None:
         """Make the table ours, or see that it is."""
-        owner = Owner(1, head.app, head.instance)
+        owner = Owner(FORMAT, head.app, head.instance)
         storage = LocalStorage(self._path)
         if not (self._path / OWNER).exists() and any(self._path.iterdir()):
             raise ForeignTarget(f"{self._path} is not empty and not a table of Holdfast: choose another path")
         try:
             storage.put(OWNER, msgspec.json.encode(owner))
         except Exists:
-            found = msgspec.json.decode(storage.get(OWNER), type=Owner)
+            found = self._owner(storage.get(OWNER))
             if found.instance != head.instance:
                 raise ForeignTarget(
                     f"{self._path} holds the output of application {found.app!r}, instance {found.instance}, not of instance "
                     f"{head.instance}: its versions mean something else. Choose another path, or remove the table",
                     path=str(self._path),
                 ) from None
+
+    def _owner(self, data: bytes) -> Owner:
+        try:
+            found = msgspec.json.decode(data, type=Owner)
+        except msgspec.DecodeError as error:
+            raise Damaged(f"{self._path / OWNER} is damaged ({error}): whose table it is cannot be told") from None
+        if found.format > FORMAT:
+            raise FutureFormat(
+                f"{self._path} has format {found.format}; this version of Holdfast reads up to {FORMAT}: upgrade it",
+                format=found.format,
+            )
+        return found
 
     def _has(self, final: Path, manifest: Manifest) -> bool:
         if not final.exists():

@@ -68,11 +68,15 @@ class SparkSource:
         if self._key_of is not None:
             return _routed_by_function(timed, self._key_of, routes)
         keyed = timed.select(self._key_column().alias(KEY), "*")
+        if self._key is None:
+            spread = F.pmod(
+                F.xxhash64(*map(_column, rows.columns)), F.lit(len(routes))
+            )  # the same if Spark computes it again
+            return keyed.select(_route_to(spread, routes).alias(ROUTE), "*")
         letter = self._letter(rows)
         text = F.col(KEY).cast("string").cast("binary") if letter == "i" else F.col(KEY).cast("binary")
         partition = F.coalesce(F.crc32(F.concat(F.lit(letter).cast("binary"), text)) % len(routes), F.lit(0))
-        route = F.element_at(F.array(*(F.lit(route) for route in routes)), (partition + 1).cast("int"))
-        return keyed.select(route.alias(ROUTE), "*")
+        return keyed.select(_route_to(partition, routes).alias(ROUTE), "*")
 
     def _key_column(self) -> Any:
         from pyspark.sql import functions as F
@@ -110,9 +114,16 @@ class SparkSource:
             if self._time_of is not None:
                 _set_times(chunk, self._time_of)
             elif times.null_count < len(times):
-                chunk.timestamps = [0 if time is None else time for time in times.to_pylist()]
+                chunk.timestamps = times.to_pylist()
             row += len(values)
             yield chunk
+
+
+def _route_to(partition: Any, routes: list[int]) -> Any:
+    """The column of routes for a column of partitions."""
+    from pyspark.sql import functions as F
+
+    return F.element_at(F.array(*(F.lit(route) for route in routes)), (partition + 1).cast("int"))
 
 
 def _routed_by_function(rows: DataFrame, key_of: Extract, routes: list[int]) -> DataFrame:

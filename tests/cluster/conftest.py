@@ -34,7 +34,17 @@ class Cluster:
         self._spawn("127.0.0.1", "master.Master", "--port", str(self._port))
         await_line(self._log("127.0.0.1"), "I have been elected leader", 60)
         for host in HOSTS:
-            self._spawn(host, "worker.Worker", "--cores", "2", "--memory", "600m", "--work-dir", str(self._directory / host), self.url)
+            self._spawn(
+                host,
+                "worker.Worker",
+                "--cores",
+                "2",
+                "--memory",
+                "600m",
+                "--work-dir",
+                str(self._directory / host),
+                self.url,
+            )
         for host in HOSTS:
             await_line(self._log(host), "Successfully registered with master", 60)
 
@@ -52,7 +62,15 @@ class Cluster:
         environment = os.environ | {"SPARK_LOCAL_IP": host, "SPARK_HOME": str(HOME), "PYSPARK_PYTHON": sys.executable}
         with self._log(host).open("wb") as log:
             self._processes[host] = subprocess.Popen(
-                [HOME / "bin/spark-class", f"org.apache.spark.deploy.{kind}", "--host", host, "--webui-port", "0", *arguments],
+                [
+                    HOME / "bin/spark-class",
+                    f"org.apache.spark.deploy.{kind}",
+                    "--host",
+                    host,
+                    "--webui-port",
+                    "0",
+                    *arguments,
+                ],
                 stdout=log,
                 stderr=log,
                 env=environment,

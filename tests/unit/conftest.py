@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
 
 from holdfast import Application, failpoints
+from holdfast.runtime import session
 
 settings.register_profile("unit", deadline=None, max_examples=60, print_blob=True)
 settings.load_profile("unit")
@@ -18,6 +20,14 @@ settings.load_profile("unit")
 def _no_failpoint_is_left_armed() -> Iterator[None]:
     yield
     failpoints.arm(None)
+
+
+@pytest.fixture(autouse=True)
+def _no_jvm_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        pytest.fail("a unit test asked for a Spark session")
+
+    monkeypatch.setattr(session, "build_session", refuse)
 
 
 @pytest.fixture

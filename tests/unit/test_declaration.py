@@ -78,7 +78,9 @@ def test_a_function_must_take_what_it_will_be_called_with(sdf: StreamingDataFram
     for wrong in {nothing, one, two, four, five, keyword} - {right}:
         with pytest.raises(InvalidPipeline) as caught:
             getattr(sdf, verb)(wrong, **options)
-        assert f"{verb}({wrong.__name__}): the function is called with ({arguments}), but its signature is" in str(caught.value)
+        assert f"{verb}({wrong.__name__}): the function is called with ({arguments}), but its signature is" in str(
+            caught.value
+        )
 
 
 @pytest.mark.parametrize("verb", ["inspect", "foreach_batch"])
@@ -99,7 +101,9 @@ def test_a_switch_is_true_or_false(sdf: StreamingDataFrame, option: str) -> None
 
 # -- names -------------------------------------------------------------------------------------------------------
 
-bad_names = pytest.mark.parametrize("name", ["a/b", "../x", "", ".", "..", ".hidden", "-x", "a b", "a\0", "a\n", "ü", "x" * 201, 5])
+bad_names = pytest.mark.parametrize(
+    "name", ["a/b", "../x", "", ".", "..", ".hidden", "-x", "a b", "a\0", "a\n", "ü", "x" * 201, 5]
+)
 
 
 @bad_names
@@ -222,7 +226,9 @@ def test_an_application_has_one_source(app: Application) -> None:
 
 @pytest.mark.parametrize("given", [[1, 2], None, "topic"])
 def test_a_dataframe_is_made_of_a_source(app: Application, given: Any) -> None:
-    with pytest.raises(InvalidPipeline, match=f"takes a source such as app.from_iterable\\(\\), not {type(given).__name__}"):
+    with pytest.raises(
+        InvalidPipeline, match=f"takes a source such as app.from_iterable\\(\\), not {type(given).__name__}"
+    ):
         app.dataframe(given)
 
 
@@ -265,6 +271,7 @@ def test_files_have_a_known_format(app: Application) -> None:
         ("a array", "'<' expected"),
         ("a struct<b int, c>", "a ':' is missing after 'b'"),
         ("a map<string>", "',' expected"),
+        ("a map<void,int>", "keys of type 'void'"),
         ("a decimal(x)", "a number expected, not 'x'"),
         ("a decimal(39,2)", "at most 38 digits"),
         ("a decimal(5,6)", "at most 38 digits"),
@@ -281,7 +288,9 @@ def test_a_schema_that_cannot_be_read_is_refused(sdf: StreamingDataFrame, ddl: A
         assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("option", "given"), [("format", "xlsx"), ("format", None), ("mode", "upsert"), ("mode", ["append"])])
+@pytest.mark.parametrize(
+    ("option", "given"), [("format", "xlsx"), ("format", None), ("mode", "upsert"), ("mode", ["append"])]
+)
 def test_a_table_has_a_known_format_and_mode(sdf: StreamingDataFrame, option: str, given: Any) -> None:
     with pytest.raises(InvalidPipeline, match=rf"to_table\({option}="):
         sdf.to_table("t", **{option: given})

@@ -36,7 +36,17 @@ def test_different_keys_have_different_bytes_and_equal_ones_the_same(one: Any, o
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(1, True), (1, 1.0), (1, "1"), ("1", b"1"), (0, False), (("ab",), ("a", "b")), (("a",), "a"), ((), ""), ((("a",),), ("a",))]
+    [
+        (1, True),
+        (1, 1.0),
+        (1, "1"),
+        ("1", b"1"),
+        (0, False),
+        (("ab",), ("a", "b")),
+        (("a",), "a"),
+        ((), ""),
+        ((("a",),), ("a",)),
+    ]
     + [(("a", ("b",)), (("a", "b"),))],
 )
 def test_keys_that_look_alike_are_different(one: Any, other: Any) -> None:
@@ -80,7 +90,9 @@ class Colour(enum.StrEnum):
     RED = "red"
 
 
-@pytest.mark.parametrize("key", [["a"], {"a": 1}, {1}, object(), 1j, float("nan"), Colour.RED, bytearray(b"a"), "\ud800", ([],)])
+@pytest.mark.parametrize(
+    "key", [["a"], {"a": 1}, {1}, object(), 1j, float("nan"), Colour.RED, bytearray(b"a"), "\ud800", ([],)]
+)
 def test_a_key_without_a_stable_encoding_is_refused(key: Any) -> None:
     with pytest.raises(UnsupportedKey):
         encode_key(key)

@@ -77,7 +77,10 @@ def test_what_was_never_set_is_the_default(play: Any) -> None:
 
 @both
 def test_a_stored_none_is_none_and_not_the_default(play: Any) -> None:
-    assert play(lambda state: state.set("x", None), lambda state: (state.get("x", 7), state.exists("x")))[1] == (None, True)
+    assert play(lambda state: state.set("x", None), lambda state: (state.get("x", 7), state.exists("x")))[1] == (
+        None,
+        True,
+    )
 
 
 @both
@@ -108,9 +111,10 @@ def test_a_key_whose_last_entry_is_deleted_is_gone() -> None:
 
 @both
 def test_a_later_set_replaces_an_earlier_one(play: Any) -> None:
-    assert play(
-        lambda state: state.set("x", {"a": 1}), lambda state: state.set("x", 2), lambda state: state.get("x")
-    )[-1] == 2
+    assert (
+        play(lambda state: state.set("x", {"a": 1}), lambda state: state.set("x", 2), lambda state: state.get("x"))[-1]
+        == 2
+    )
 
 
 @both
@@ -247,7 +251,16 @@ class Text(str):
     "value",
     [{1: "a"}, {"a": {None: 1}}, datetime.now(UTC), {1, 2}, (1, 2), [(1,)], b"bytes", [b"bytes"], 1j, object()]
     + [float("nan"), float("inf"), -float("inf"), [float("nan")], {"a": float("inf")}]
-    + [Counter("aab"), OrderedDict(a=1), Colour.RED, [Colour.RED], Word.YES, Text("a"), {"a": Text("b")}, {Text("a"): 1}]
+    + [
+        Counter("aab"),
+        OrderedDict(a=1),
+        Colour.RED,
+        [Colour.RED],
+        Word.YES,
+        Text("a"),
+        {"a": Text("b")},
+        {Text("a"): 1},
+    ]
     + ["\ud800", ["\ud800"], {"\ud800": 1}],
     ids=repr,
 )
@@ -255,7 +268,13 @@ def test_what_json_would_change_is_refused_when_it_is_set_and_the_record_is_name
     with pytest.raises(UnsupportedValue) as caught:
         in_turn(lambda state: state.set("before", 1), lambda state: state.set("x", value))
     place = caught.value.holdfast_place  # type: ignore[attr-defined]
-    assert (place.source, place.partition, place.position, place.key, place.step) == ("harness", 0, 1, "key", "update(call)")
+    assert (place.source, place.partition, place.position, place.key, place.step) == (
+        "harness",
+        0,
+        1,
+        "key",
+        "update(call)",
+    )
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:
@@ -377,7 +396,9 @@ def test_one_true_one_point_nought_and_the_text_one_are_different_sub_keys() -> 
     assert harness.values == [[True, False, True, True, True, True, True]]
 
 
-@pytest.mark.parametrize("name", [None, ["a"], {"a": 1}, float("nan"), (None,), Colour.RED, "\0a", "\ud800", ("\ud800",)])
+@pytest.mark.parametrize(
+    "name", [None, ["a"], {"a": 1}, float("nan"), (None,), Colour.RED, "\0a", "\ud800", ("\ud800",)]
+)
 def test_a_sub_key_that_could_not_be_kept_is_refused(name: Any) -> None:
     with pytest.raises(UnsupportedKey, match="sub-key"):
         in_turn(lambda state: state.set(name, 1))
@@ -471,7 +492,10 @@ def test_state_is_a_dict_per_key_through_batches_crashes_and_lost_disks(script: 
         if verb == "fail":
             raise ValueError
 
-    harness = Harness(lambda sdf: sdf.update(step, stateful=True), partitions=2, on_processing_error=lambda *_: True)
+    def build(sdf: Any) -> None:  # returns nothing: the values are not collected, which not all of them could be
+        sdf.update(step, stateful=True)
+
+    harness = Harness(build, partitions=2, on_processing_error=lambda *_: True)
     for verb, key, name, value in script:
         if key is not None:
             harness.feed((key, (verb, key, name, value, dict(model[key]))))

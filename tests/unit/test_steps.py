@@ -110,9 +110,11 @@ def test_the_state_comes_after_the_metadata(verb: str) -> None:
 
 def test_the_key_and_time_of_a_record_stay_with_what_is_made_of_it() -> None:
     harness = run(
-        lambda sdf: sdf.apply(lambda n: [n, n + 1], expand=True)
-        .filter(lambda n: n != 2)
-        .apply(lambda *all: list(all[:3]), metadata=True),
+        lambda sdf: (
+            sdf.apply(lambda n: [n, n + 1], expand=True)
+            .filter(lambda n: n != 2)
+            .apply(lambda *all: list(all[:3]), metadata=True)
+        ),
         [("ann", 1, 10), ("bob", 5, 20)],
     )
     assert harness.values == [[1, "ann", 10], [5, "bob", 20], [6, "bob", 20]]
