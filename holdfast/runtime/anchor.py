@@ -93,6 +93,8 @@ def _range_task(work: _Work, job: Job) -> Callable[[int, Iterable[int]], Iterato
     """A task that reads its part of the batch's range itself."""
 
     def task(partition: int, anchor: Iterable[int]) -> Iterator[Receipt]:
+        for _ in anchor:  # says nothing, but a worker that leaves input unread is not used again
+            pass
         program, storage, stores = work.open()
         assert job.span is not None
         reading = program.source.read(partition, program.partitions, job.span)

@@ -34,7 +34,7 @@ from holdfast.plan.steps import compiled
 from holdfast.runtime.job import Failure, Job, Receipt
 from holdfast.sources.base import Reading
 from holdfast.state.documents import Documents, State, rollback
-from holdfast.state.keys import encode_key
+from holdfast.state.keys import encode_key, encode_keys
 from holdfast.stores.base import DamagedStore, Store
 
 logger = logging.getLogger("holdfast")
@@ -226,18 +226,17 @@ class _Batch:
 
 def _routes(chunk: Chunk) -> list[bytes | None]:
     """The encoded keys of a chunk; a key without an encoding is a fault of its record, if that needs state."""
-    if chunk.keys and all(type(key) is str for key in chunk.keys):
-        try:
-            return [b"s" + key.encode() for key in chunk.keys]
-        except UnicodeEncodeError:
-            pass  # one by one, then
-    routes: list[bytes | None] = []
-    for key in chunk.keys:
-        try:
-            routes.append(encode_key(key))
-        except FixTheRecord:
-            routes.append(None)
-    return routes
+    try:
+        return encode_keys(chunk.keys)
+    except FixTheRecord:
+        return [_route(key) for key in chunk.keys]
+
+
+def _route(key: Any) -> bytes | None:
+    try:
+        return encode_key(key)
+    except FixTheRecord:
+        return None
 
 
 def failure_of(error: Exception, place: Place | None) -> Failure:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Any
+from zlib import crc32
 
 from holdfast.errors import InvalidPipeline
 from holdfast.log.manifest import Position, new_id
 from holdfast.plan.record import Chunk, copied
-from holdfast.sources.base import CHUNK, Extract, Span, extractor, milliseconds
-from holdfast.state.keys import encode_key, partition_of
+from holdfast.sources.base import CHUNK, Extract, Field, Span, extractor, milliseconds
+from holdfast.state.keys import encode_key, encode_keys
 
 
 class IterableSource:
@@ -65,33 +67,53 @@ class IterableSource:
 
     def chunk(self, start: int, records: Sequence[Any], partition: int, partitions: int) -> Chunk:
         """Those of `records` that belong to a partition."""
+        try:
+            keys, routes = self._keys_and_routes(records)
+            times = None if self._timestamp is None else [milliseconds(time) for time in map(self._timestamp, records)]
+        except Exception:  # some record is at fault: find out which
+            return self._careful_chunk(start, records, partition, partitions)
+        mine = [
+            index
+            for index, route in enumerate(routes)
+            if (crc32(route) if route is not None else start + index) % partitions == partition
+        ]
+        return Chunk(
+            keys=[keys[index] for index in mine],
+            values=[copied(records[index]) for index in mine],
+            timestamps=None if times is None else [times[index] for index in mine],
+            positions=[start + index for index in mine],
+            routes=[routes[index] for index in mine],
+        )
+
+    def _keys_and_routes(self, records: Sequence[Any]) -> tuple[list[Any], list[bytes | None]]:
+        if self._key is None:
+            return [None] * len(records), [None] * len(records)
+        key_of = itemgetter(self._key.name) if isinstance(self._key, Field) else self._key
+        keys = list(map(key_of, records))
+        return keys, encode_keys(keys)
+
+    def _careful_chunk(self, start: int, records: Sequence[Any], partition: int, partitions: int) -> Chunk:
+        """As `chunk`, record by record: one whose key or time cannot be had is a fault of its own, owned by its position."""
         chunk = Chunk([], [], None if self._timestamp is None else [], [], [], {})
-        assert chunk.routes is not None and isinstance(chunk.positions, list)
-        key_of, time_of = self._key, self._timestamp
+        assert chunk.routes is not None
+        assert isinstance(chunk.positions, list)
         for position, record in enumerate(records, start):
-            key, route, time, fault = None, None, 0, None
+            key, route, time, fault = None, None, None, None
             try:
-                if key_of is not None:
-                    key = key_of(record)
-                    if key is not None:
-                        route = encode_key(key)
-                if time_of is not None:
-                    time = milliseconds(time_of(record))
+                if self._key is not None:
+                    key = self._key(record)
+                    route = None if key is None else encode_key(key)
+                if self._timestamp is not None:
+                    time = milliseconds(self._timestamp(record))
             except Exception as error:
                 fault = error
-            owner = position % partitions if route is None else partition_of(route, partitions)
-            if owner != partition:
+            if (position if route is None else crc32(route)) % partitions != partition:
                 continue
-            value = None
-            try:
-                value = copied(record)
-            except Exception as error:
-                fault = fault or error
             if fault is not None:
                 chunk.faults[len(chunk.keys)] = fault
             chunk.keys.append(key)
             chunk.routes.append(route)
-            chunk.values.append(value)
+            chunk.values.append(copied(record))
             chunk.positions.append(position)
             if chunk.timestamps is not None:
                 chunk.timestamps.append(time)

@@ -83,14 +83,16 @@ class State:
         `UnsupportedValue` if the codec would change the value; the state is then as it was.
         """
         codec = self._documents.codec
-        self._put(key, value if codec.inline and is_scalar(value) else codec.encode(value), ttl)
+        entry = value if codec.inline and is_scalar(value) else codec.encode(value)
+        if ttl is not None:
+            entry = self._ending(entry, ttl)
+        self._put(key, entry)
 
     def delete(self, key: Any) -> None:
         """Remove `key`; nothing happens if there is none."""
         name = key if type(key) is str else _sub_key(key)
         if name in self._document:
-            self._note(name)
-            del self._document[name]
+            self._note(name, self._document.pop(name))
 
     def exists(self, key: Any) -> bool:
         """Whether `key` has a value, be it None."""
@@ -111,7 +113,10 @@ class State:
         """Store bytes as they are, past the codec."""
         if not isinstance(value, bytes | bytearray | memoryview):
             raise UnsupportedValue(f"set_bytes() takes bytes, not {type(value).__qualname__}")
-        self._put(key, _Ext(_BYTES, bytes(value)), ttl)
+        entry: Any = _Ext(_BYTES, bytes(value))
+        if ttl is not None:
+            entry = self._ending(entry, ttl)
+        self._put(key, entry)
 
     def _decoded(self, entry: Any, default: Any) -> Any:
         if self._documents.is_over(entry):
@@ -123,23 +128,26 @@ class State:
             raise UnsupportedValue("this sub-key was written by set_bytes(): read it with get_bytes()")
         return entry
 
-    def _put(self, key: Any, entry: Any, ttl: timedelta | None) -> None:
-        name = checked_sub_key(key) if type(key) is str else _sub_key(key)
-        if ttl is not None:
-            if not isinstance(ttl, timedelta) or ttl <= timedelta(0):
-                raise UnsupportedValue("ttl is a positive timedelta")
-            expires = self._documents.now_ms + max(1, round(ttl.total_seconds() * 1000))
-            entry = _Ext(_EXPIRING, expires.to_bytes(8, "big") + _encode(entry))
-        self._note(name)
-        self._document[name] = entry
+    def _ending(self, entry: Any, ttl: timedelta) -> Any:
+        expires = self._documents.now_ms + max(1, round(ttl.total_seconds() * 1000))
+        return _Ext(_EXPIRING, expires.to_bytes(8, "big") + _encode(entry))
 
-    def _note(self, name: str) -> None:
+    def _put(self, key: Any, entry: Any) -> None:
+        document = self._document
+        name: str = key if type(key) is str else _sub_key(key)
+        replaced = document.get(name, _ABSENT)
+        if replaced is _ABSENT or name < "\1":
+            _check_name(key)
+        self._note(name, replaced)
+        document[name] = entry
+
+    def _note(self, name: str, replaced: Any) -> None:
         """Remember that this document changed and how to undo it."""
         documents = self._documents
         if not self._changed:
             self._changed = True
             documents.changed.append(self)
-        documents.undo.append((self._document, name, self._document.get(name, _ABSENT)))
+        documents.undo.append((self._document, name, replaced))
 
 
 class Documents:
@@ -182,7 +190,11 @@ class Documents:
         documents = size = 0
         prefix = self._prefix
         for state in sorted(self.changed, key=_route_of):
-            document = self._without_expired(state._document)
+            document = state._document
+            for entry in document.values():
+                if type(entry) is _Ext:
+                    document = {name: kept for name, kept in document.items() if not self.is_over(kept)}
+                    break
             key = prefix + state._route
             known = state._known
             if document:
@@ -202,12 +214,6 @@ class Documents:
     def is_over(self, entry: Any) -> bool:
         """Whether an entry has expired."""
         return type(entry) is _Ext and entry.code == _EXPIRING and _expires(entry) <= self.now_ms
-
-    def _without_expired(self, document: dict[str, Any]) -> dict[str, Any]:
-        for entry in document.values():
-            if type(entry) is _Ext and entry.code == _EXPIRING:
-                return {name: kept for name, kept in document.items() if not self.is_over(kept)}
-        return document
 
 
 def rollback(undo: list[Any]) -> None:
@@ -249,16 +255,14 @@ def _inner(entry: Any) -> Any:
     return entry
 
 
-def checked_sub_key(name: str) -> str:
-    """A str that may be the name of an entry."""
-    if name[:1] == "\0":
+def _check_name(key: Any) -> None:
+    """Refuse a str that cannot be the name of an entry; those that begin with NUL stand for sub-keys of other types."""
+    if type(key) is not str:
+        return
+    if key[:1] == "\0":
         raise UnsupportedKey("a sub-key cannot begin with a NUL character")
-    if not name.isascii():
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise UnsupportedKey("the sub-key is a str with lone surrogates, which no encoding keeps") from None
-    return name
+    if not is_scalar(key):
+        raise UnsupportedKey("the sub-key is a str with lone surrogates, which no encoding keeps")
 
 
 def _sub_key(key: Any) -> str:

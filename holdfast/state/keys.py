@@ -48,6 +48,16 @@ def encode_key(key: Any) -> bytes:
     )
 
 
+def encode_keys(keys: list[Any]) -> list[bytes | None]:
+    """The bytes of many keys, None for None; quick where all are str, as they mostly are."""
+    if all(type(key) is str for key in keys):
+        try:
+            return [b"s" + key.encode() for key in keys]
+        except UnicodeEncodeError:
+            pass  # `encode_key` says it better
+    return [None if key is None else encode_key(key) for key in keys]
+
+
 def decode_key(data: bytes) -> Any:
     """What `encode_key` was given."""
     kind, body = data[:1], data[1:]

@@ -12,7 +12,7 @@ from hypothesis import settings
 from holdfast import Application, failpoints
 from holdfast.runtime import session
 
-settings.register_profile("unit", deadline=None, max_examples=60, print_blob=True)
+settings.register_profile("unit", deadline=None, max_examples=40, print_blob=True)
 settings.load_profile("unit")
 
 
@@ -22,12 +22,14 @@ def _no_failpoint_is_left_armed() -> Iterator[None]:
     failpoints.arm(None)
 
 
-@pytest.fixture(autouse=True)
-def _no_jvm_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _no_jvm_is_started() -> Iterator[None]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         pytest.fail("a unit test asked for a Spark session")
 
-    monkeypatch.setattr(session, "build_session", refuse)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(session, "build_session", refuse)
+        yield
 
 
 @pytest.fixture

@@ -46,8 +46,8 @@ def test_different_keys_have_different_bytes_and_equal_ones_the_same(one: Any, o
         (("a",), "a"),
         ((), ""),
         ((("a",),), ("a",)),
-    ]
-    + [(("a", ("b",)), (("a", "b"),))],
+        (("a", ("b",)), (("a", "b"),)),
+    ],
 )
 def test_keys_that_look_alike_are_different(one: Any, other: Any) -> None:
     assert encode_key(one) != encode_key(other)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql import types as T
 
 from holdfast.errors import UnsupportedValue
 from holdfast.log.manifest import Chain
@@ -22,8 +22,21 @@ from holdfast.testing import Harness
 
 names = st.text(min_size=1, max_size=8).filter(lambda name: "\0" not in name)
 simple = st.sampled_from(
-    ["string", "bigint", "int", "smallint", "tinyint", "double", "float", "boolean", "binary", "date", "timestamp"]
-    + ["timestamp_ntz", "decimal(10,2)", "decimal(38,38)"]
+    [
+        "string",
+        "bigint",
+        "int",
+        "smallint",
+        "tinyint",
+        "double",
+        "float",
+        "boolean",
+        "binary",
+        "date",
+        "timestamp",
+        "timestamp_ntz",
+        "decimal(10,2)",
+    ]
 ).map(lambda name: arrow_schema(f"x {name}").field(0).type)
 
 
@@ -55,10 +68,14 @@ def test_a_schema_comes_back_from_its_ddl(columns: dict[str, pa.DataType]) -> No
     [
         ("user string, total bigint", "user string, total bigint"),
         ("  a   INT ,b Long", "a int, b bigint"),
-        ("a integer, b short, c byte, d real, e numeric(5), f dec", "a int, b smallint, c tinyint, d float, e decimal(5,0), f decimal(10,0)"),
-        ("a: int, `b c` array<map<string, struct<x: int, `y``z`: date>>>", "a int, `b c` array<map<string,struct<x:int,`y``z`:date>>>"),
+        ("a integer, b short, c byte, d real", "a int, b smallint, c tinyint, d float"),
+        ("a numeric(5), b dec, c decimal(38, 38)", "a decimal(5,0), b decimal(10,0), c decimal(38,38)"),
+        (
+            "a: int, `b c` map<string, struct<x: int, `y``z`: date>>",
+            "a int, `b c` map<string,struct<x:int,`y``z`:date>>",
+        ),
     ],
-)  # fmt: skip
+)
 def test_ddl_is_read_as_spark_reads_it(ddl: str, canonical: str) -> None:
     assert to_ddl(arrow_schema(ddl)) == canonical
 

@@ -235,8 +235,12 @@ def test_what_comes_back_equals_what_went_in_now_in_the_next_batch_and_after_a_l
 @both
 @pytest.mark.parametrize(
     "value",
-    [True, 1, 1.0, -0.0, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 10**40, 5e-324, 1.7976931348623157e308]
-    + ["", "\0", "naïve 𝄞 \u2028", [], {}, {"": None}, [[[]]], [True, 1, 1.0, "1"], {"big": 2**70, "n": {"m": [-0.0]}}],
+    [
+        *(True, 1, 1.0, -0.0, 5e-324, 1.7976931348623157e308),
+        *(2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 10**40),
+        *("", "\0", "naïve 𝄞 \u2028"),
+        *([], {}, {"": None}, [[[]]], [True, 1, 1.0, "1"], {"big": 2**70, "n": {"m": [-0.0]}}),
+    ],
 )
 def test_a_value_keeps_its_exact_type(play: Any, value: Any) -> None:
     _, back = play(lambda state: state.set("x", value), lambda state: state.get("x"))
@@ -249,20 +253,14 @@ class Text(str):
 
 @pytest.mark.parametrize(
     "value",
-    [{1: "a"}, {"a": {None: 1}}, datetime.now(UTC), {1, 2}, (1, 2), [(1,)], b"bytes", [b"bytes"], 1j, object()]
-    + [float("nan"), float("inf"), -float("inf"), [float("nan")], {"a": float("inf")}]
-    + [
-        Counter("aab"),
-        OrderedDict(a=1),
-        Colour.RED,
-        [Colour.RED],
-        Word.YES,
-        Text("a"),
-        {"a": Text("b")},
-        {Text("a"): 1},
-    ]
-    + ["\ud800", ["\ud800"], {"\ud800": 1}],
-    ids=repr,
+    [
+        *({1: "a"}, {"a": {None: 1}}, {Text("a"): 1}),
+        *(datetime(2024, 1, 1, tzinfo=UTC), {1, 2}, (1, 2), [(1,)], b"bytes", [b"bytes"], 1j, len),
+        *(float("nan"), float("inf"), -float("inf"), [float("nan")], {"a": float("inf")}),
+        *(Counter("aab"), OrderedDict(a=1), Colour.RED, [Colour.RED], Word.YES, Text("a"), {"a": Text("b")}),
+        *("\ud800", ["\ud800"], {"\ud800": 1}),
+    ],
+    ids=ascii,
 )
 def test_what_json_would_change_is_refused_when_it_is_set_and_the_record_is_named(value: Any) -> None:
     with pytest.raises(UnsupportedValue) as caught:
@@ -384,7 +382,7 @@ def test_sub_keys_of_any_key_type_come_back_as_themselves(names: list[Any]) -> N
 
 
 def test_one_true_one_point_nought_and_the_text_one_are_different_sub_keys() -> None:
-    names = [1, True, 1.0, "1", b"1", (1,), ("1",)]
+    names = [1, True, 1.0, "1", b"1", (1,), ("1",), " 1", "1 ", ""]
 
     def step(_: Any, state: State) -> list[bool]:
         for index, name in enumerate(names):
@@ -393,7 +391,7 @@ def test_one_true_one_point_nought_and_the_text_one_are_different_sub_keys() -> 
         return [state.get(name) == index for index, name in enumerate(names)]
 
     harness = run(lambda sdf: sdf.apply(step, stateful=True), [("key", None)])
-    assert harness.values == [[True, False, True, True, True, True, True]]
+    assert harness.values == [[name is not True for name in names]]
 
 
 @pytest.mark.parametrize(
