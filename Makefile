@@ -8,7 +8,6 @@ PYTEST = $(PYTHON) -m pytest
 .PHONY: demo test lint fast slow bench clean
 
 demo: .venv/base
-	@scripts/java
 	@$(PYTHON) examples/demo.py
 
 test: lint fast slow
@@ -23,14 +22,13 @@ fast: .venv/dev
 	$(PYTEST) tests/simulation tests/contract
 
 slow: .venv/dev
-	@scripts/java
 	$(PYTEST) tests/integration tests/crash tests/cluster
 
 bench: .venv/bench
-	@scripts/java
 	$(PYTHON) bench/run.py
 
 .venv/%: requirements/%.txt requirements/base.txt pyproject.toml
+	@scripts/java
 	@scripts/venv $*
 
 clean:

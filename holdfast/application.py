@@ -62,8 +62,8 @@ class Application:
     rocksdb_options
         Another codec for the state.
     on_processing_error
-        Called in the task with `(exception, record, logger)` when a step raises; True skips the record, anything else ends the
-        run. A skipped record leaves no trace in state or output.
+        Called in the task with `(exception, record, logger)` when a step raises; something true skips the record, anything else
+        ends the run. A skipped record leaves no trace in state or output.
     spark_config
         More settings for the session that the application starts, such as `spark.master` for a cluster. The checkpoint must then
         be on storage that all machines share.
@@ -221,22 +221,25 @@ class Application:
         Parameters
         ----------
         count
-            Stop after this many records; exactly for iterables, at the end of a batch for Spark sources.
+            Stop after this many records; exactly for iterables, at the end of a batch for Spark sources. 0 is no limit.
         timeout
-            Stop after this many seconds without a record.
+            Stop after this many seconds without a record. 0 is no limit.
         available_now
             Process what is there now and stop.
 
         Ctrl-C and SIGTERM let the batch in flight finish; any other end is safe too. A failing user function ends the run with
         its own exception, with the record's place attached as `holdfast_place`, and nothing of that batch is visible anywhere.
         """
+        for name, limit in (("count", count), ("timeout", timeout)):
+            if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 0):
+                raise UnknownOption(f"run({name}={limit!r}): it is a positive number")
         if self._pipeline is None:
             raise InvalidPipeline("there is nothing to run: call app.dataframe(source) and add steps first")
         alive = FileLock(self._run_lock)
         if not alive.acquire(shared=True):
             raise RunIsAlive(f"{self.name}: its state is being cleared; start again when that is done")
         try:
-            self._run(self._pipeline, Limits(self._max_batch_rows, count, timeout, available_now))
+            self._run(self._pipeline, Limits(self._max_batch_rows, count or None, timeout or None, available_now))
         finally:
             alive.release()
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import InvalidPipeline
 from holdfast.plan.functions import check_function
 from holdfast.plan.pipeline import Pipeline, option
+from holdfast.plan.schema import arrow_schema
 from holdfast.plan.steps import Call, Node
 from holdfast.sinks.foreach_batch import ForeachBatchTarget
-from holdfast.sinks.table import FORMATS, TableTarget, same_table, table_id
+from holdfast.sinks.table import FORMATS, VERSION_COLUMN, TableTarget, same_table, table_id
 from holdfast.sinks.values import InspectTarget, PrintTarget
 
 if TYPE_CHECKING:
@@ -129,6 +130,10 @@ class StreamingDataFrame:
         the partition column `holdfast_version`.
         """
         option("to_table", "format", format, FORMATS)
+        if schema is not None and VERSION_COLUMN in arrow_schema(schema).names:
+            raise InvalidPipeline(
+                f"to_table({name_or_path!r}): the column {VERSION_COLUMN} is added by Holdfast; rename yours"
+            )
         option("to_table", "mode", mode, ("append", "overwrite"))
         identity = table_id(name_or_path)
         if any(same_table(identity, known) for known in self._pipeline.targets):

@@ -129,6 +129,8 @@ class State:
         return entry
 
     def _ending(self, entry: Any, ttl: timedelta) -> Any:
+        if not isinstance(ttl, timedelta) or ttl <= timedelta(0):
+            raise UnsupportedValue("ttl is a positive timedelta")
         expires = self._documents.now_ms + max(1, round(ttl.total_seconds() * 1000))
         return _Ext(_EXPIRING, expires.to_bytes(8, "big") + _encode(entry))
 

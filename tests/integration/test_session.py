@@ -17,10 +17,10 @@ ROOT = Path(__file__).parents[2]
 # An archive with which the JVM dies at start, as it does with some truncated ones.
 BREAK = """
 from pathlib import Path
-from holdfast.runtime import session
+from holdfast.runtime import class_archive
 Path("classes.jsa").touch()
-session._Archive.of = classmethod(lambda kind, command: kind(Path("classes.jsa").absolute()))
-session._Archive.flags = lambda archive: ["-Xmxdies"] if archive.path.exists() else []
+class_archive.ClassArchive.of = classmethod(lambda kind, command: kind(Path("classes.jsa").absolute()))
+class_archive.ClassArchive.flags = lambda archive: ["-Xmxdies"] if archive.path.exists() else []
 """
 
 BUILD = """
