@@ -25,6 +25,7 @@ from holdfast.runtime.context import Context
 from holdfast.runtime.locks import FileLock
 from holdfast.runtime.progress import Progress
 from holdfast.runtime.query import Limits, Query
+from holdfast.runtime.session import STREAM, build_session, check_session
 from holdfast.runtime.view import StateView
 from holdfast.sources.base import Source
 from holdfast.sources.iterable import IterableSource
@@ -123,6 +124,8 @@ class Application:
         self._on_error = on_processing_error
         self._spark = spark
         self._spark_is_ours = spark is None
+        if spark is not None:
+            check_session(spark)
         self._spark_ui = spark_ui
         self._spark_config = dict(spark_config or {})
         self._pipeline: Pipeline | None = None
@@ -201,8 +204,9 @@ class Application:
     @property
     def spark(self) -> SparkSession:
         """The session; started now if the application has none yet."""
-        from holdfast.runtime.session import build_session, check_session
+        return self._session(only_plans=False)
 
+    def _session(self, *, only_plans: bool) -> SparkSession:
         if self._spark is None:
             self._spark = build_session(
                 self.name,
@@ -210,9 +214,8 @@ class Application:
                 ui=self._spark_ui,
                 warehouse=self._warehouse,
                 extra=self._spark_config,
+                only_plans=only_plans,
             )
-        elif not self._spark_is_ours:
-            check_session(self._spark)
         return self._spark
 
     def run(self, *, count: int | None = None, timeout: float | None = None, available_now: bool = False) -> None:
@@ -250,18 +253,19 @@ class Application:
 
     def _run(self, pipeline: Pipeline, limits: Limits) -> None:
         from holdfast.runtime.anchor import SparkRunner
-        from holdfast.runtime.session import STREAM
 
         program = self._program(pipeline)
+        spark = self._session(only_plans=not isinstance(pipeline.source, SparkSource))
         for key, value in STREAM.items():
-            self.spark.conf.set(key, value)
-        context = Context(self.spark, self._warehouse)
-        runner = SparkRunner(self.spark, program, self._storage, LocalStores(self._local))
+            spark.conf.set(key, value)
+        context = Context(spark, self._warehouse)
+        runner = SparkRunner(spark, program, self._storage, LocalStores(self._local))
+        runner.warm_up()
         targets = {sink: target(context) for sink, target in pipeline.targets.items()}
         driver = Driver(self._chain, program, runner, targets, clock=_now_ms, holder=_holder())
         driver.start()
         progress = Progress(self.name)
-        self._query = Query(self.spark, driver, program, self._checkpoint / paths.SPARK, limits, progress)
+        self._query = Query(spark, driver, program, self._checkpoint / paths.SPARK, limits, progress)
         try:
             self._query.run(handle_signals=self._spark_is_ours)
         finally:

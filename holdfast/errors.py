@@ -156,5 +156,9 @@ class MissingSettings(MendTheMachine):
     """The Spark session lacks settings that can only be given when it starts."""
 
 
+class SparkLost(MendTheMachine):
+    """Spark, or a process of it, went away under the run."""
+
+
 class JobFailed(MendTheMachine):
     """Spark could not run the job, again and again."""

@@ -13,6 +13,7 @@ counts receipts.
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,6 @@ class SparkRunner:
         self._session = runtime_session(spark)
         self._program = program
         self._work = _Work(self._context.broadcast(dumps((program, storage, stores))))
-        self._routes = routes(self._session, program.partitions) if isinstance(program.source, SparkSource) else []
         self._anchor: RDD[int] | None = None
         self._shuffled_anchor: DataFrame | None = None
 
@@ -51,6 +51,12 @@ class SparkRunner:
             return self._ranges().mapPartitionsWithIndex(_range_task(self._work, job)).collect()
         received = map_in_arrow(self._union(rows), _rows_task(self._work, job), "receipt binary").collect()
         return [pickle.loads(row.receipt) for row in received]
+
+    def warm_up(self) -> None:
+        """Start the workers and the anchor in the background, while Spark is busy with the start of the query."""
+        if not isinstance(self._program.source, SparkSource):
+            job = self._ranges().mapPartitions(_open(self._work))
+            threading.Thread(target=job.collect, name="holdfast-warm-up", daemon=True).start()
 
     def close(self) -> None:
         for anchor in (self._anchor, self._shuffled_anchor):
@@ -64,12 +70,13 @@ class SparkRunner:
         return self._anchor
 
     def _union(self, rows: DataFrame) -> DataFrame:
-        routed = self._program.source.routed(rows, self._routes)
-        shuffled = routed.repartition(self._program.partitions, ROUTE)
         if self._shuffled_anchor is None:
-            empty = self._session.createDataFrame([], routed.schema)
+            empty = self._session.createDataFrame([], rows.schema)
             self._shuffled_anchor = empty.repartition(self._program.partitions, ROUTE).persist()
-        return self._shuffled_anchor.union(shuffled)  # in this order: the anchor's session has adaptive execution off
+        shuffled = rows.repartition(self._program.partitions, ROUTE)
+        # In this order: the anchor's session has adaptive execution off. Without the route among its columns, Spark would not
+        # see that both sides are partitioned alike, and keep twice as many partitions.
+        return self._shuffled_anchor.union(shuffled)
 
 
 class _Work:
@@ -87,6 +94,16 @@ class _Work:
 
 
 _opened: dict[str, tuple[Program, Storage, Stores]] = {}
+
+
+def _open(work: _Work) -> Callable[[Iterable[int]], Iterator[int]]:
+    """A task that does nothing but import and unpickle what the others need."""
+
+    def task(anchor: Iterable[int]) -> Iterator[int]:
+        work.open()
+        return iter(anchor)
+
+    return task
 
 
 def _range_task(work: _Work, job: Job) -> Callable[[int, Iterable[int]], Iterator[Receipt]]:
@@ -114,15 +131,3 @@ def _rows_task(work: _Work, job: Job) -> ArrowMap:
         yield pa.RecordBatch.from_pydict({"receipt": pa.array([pickle.dumps(receipt)], pa.binary())})
 
     return task
-
-
-def routes(spark: SparkSession, partitions: int) -> list[int]:
-    """For each partition an int that Spark's hash partitioning sends there."""
-    from pyspark.sql import functions as F
-
-    found: dict[int, int] = {}
-    tried = 64 * partitions
-    where = spark.range(tried).select(F.pmod(F.hash(F.col("id").cast("int")), F.lit(partitions)).alias("partition"))
-    for route, row in enumerate(where.collect()):
-        found.setdefault(row.partition, route)
-    return [found[partition] for partition in range(partitions)]

@@ -136,7 +136,7 @@ class Driver:
         self._targets = targets
         self._clock = clock
         self._holder = holder
-        self._ranged = hasattr(program.source, "outlook")
+        self._ranged = hasattr(program.source, "propose")
         self._recipes: tuple[Recipe, ...] = ()
         self.head: Manifest
 

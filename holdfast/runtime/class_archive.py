@@ -2,7 +2,7 @@
 
 It lies in <user's cache>/holdfast/jvm/<key>/classes.jsa; the key names the JVM, the jars and the flags. A program that
 ends and had no archive leaves a detached process behind that makes one, once, at the lowest priority (half a minute,
-170 MB); an installer makes it at once with `python -m holdfast.runtime.class_archive`. HOLDFAST_CLASS_ARCHIVE=use never
+170 MB); an installer makes it at once by calling `main`. HOLDFAST_CLASS_ARCHIVE=use never
 makes one, =off never uses one either. The JVM ignores an archive that does not fit.
 """
 
@@ -32,6 +32,7 @@ class Command(NamedTuple):
     class_path: list[str]
     options: list[str]
     arguments: list[str]
+    only_plans: bool
 
 
 class ClassArchive:
@@ -41,8 +42,9 @@ class ClassArchive:
     starts as it would without one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, only_plans: bool = False) -> None:
         self.path = path
+        self._only_plans = only_plans
         self._dump_to = os.environ.get("HOLDFAST_DUMP_CLASSES_TO")
 
     @classmethod
@@ -59,7 +61,7 @@ class ClassArchive:
             return None  # not a JVM as we know it
         key = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return cls(cache / "holdfast" / "jvm" / key / "classes.jsa")
+        return cls(cache / "holdfast" / "jvm" / key / "classes.jsa", only_plans=command.only_plans)
 
     def flags(self) -> list[str]:
         if self._dump_to:
@@ -77,6 +79,15 @@ class ClassArchive:
             return False
         return True
 
+    def make_now(self) -> None:
+        """Make the archive and wait for it, unless it exists."""
+        if not self.path.exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            subprocess.run(self._maker(), check=True, stdin=subprocess.DEVNULL)
+
+    def _maker(self) -> list[str]:
+        return [sys.executable, "-c", _MAKE, str(self.path), "only-plans" if self._only_plans else ""]
+
     def make_later(self) -> None:
         """Start the detached process that makes the archive, unless it exists or was tried within a day."""
         if self._dump_to or self.path.exists() or os.environ.get("HOLDFAST_CLASS_ARCHIVE") == "use":
@@ -88,7 +99,7 @@ class ClassArchive:
                 tried.unlink(missing_ok=True)
             tried.touch(exist_ok=False)
             subprocess.Popen(
-                [sys.executable, "-c", _MAKE, self.path],
+                self._maker(),
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -111,7 +122,9 @@ def make() -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as directory:
         made = Path(directory) / "classes.jsa"
         os.environ["HOLDFAST_DUMP_CLASSES_TO"] = str(made)
-        _rehearse(build_session("holdfast-class-archive", warehouse=Path(directory) / "warehouse"), Path(directory))
+        warehouse = Path(directory) / "warehouse"
+        session = build_session("holdfast-class-archive", warehouse=warehouse, only_plans=sys.argv[2] == "only-plans")
+        _rehearse(session, Path(directory))
         jvm = Jvm.current
         assert jvm is not None
         jvm.stop(patience=600)
@@ -155,17 +168,13 @@ def _same(batches: Iterator[object]) -> Iterator[object]:
 
 
 def main() -> None:
-    """Make the archive of this installation now, if there is none."""
+    """Make the archives of this installation now, if there are none."""
     from holdfast.runtime.jvm import command_for
     from holdfast.runtime.session import settings_for
 
-    with tempfile.TemporaryDirectory() as directory:
-        archive = ClassArchive.of(command_for(settings_for("", "local[2]", False, Path(directory))))
-    if archive is not None and not archive.path.exists():
-        print("preparing the JVM, once (half a minute)", flush=True)
-        archive.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        subprocess.run([sys.executable, "-c", _MAKE, archive.path], check=True, stdin=subprocess.DEVNULL)
-
-
-if __name__ == "__main__":
-    main()
+    for only_plans in (True, False):
+        command = command_for(settings_for("", "local[2]", False, Path()), only_plans=only_plans)
+        archive = ClassArchive.of(command)
+        if archive is not None and not archive.path.exists():
+            print("preparing the JVM, once (half a minute)", flush=True)
+            archive.make_now()

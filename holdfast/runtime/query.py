@@ -1,8 +1,9 @@
 """One run: a streaming query whose every micro-batch goes through the driver's protocol.
 
-Spark only proposes. For a ranged source its checkpoint is a scratch directory of the run: positions are in the manifest
-chain, so there is nothing in it to keep, to repair or to fight over. For a Spark source it is kept, because only Spark
-knows the position there.
+Spark paces the batches and, for its own sources, plans them. For a ranged source it runs a stream of its own that always
+has a next batch, and its checkpoint is a scratch directory of the run: positions are in the manifest chain, so there is
+nothing in it to keep, to repair or to fight over. For a Spark source the checkpoint is kept, because only Spark knows
+the position there.
 
 Stopping: the batch in flight is finished and Spark's own commit awaited, then the query is stopped; a batch that must
 not begin raises, because returning would log it as done.
@@ -22,16 +23,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 
-from holdfast.errors import Damaged, Fenced
+from holdfast.errors import Damaged, Fenced, SparkLost
 from holdfast.log.manifest import Manifest, SparkBatch, new_id
 from holdfast.log.storage import disk_error
 from holdfast.plan.program import Program
 from holdfast.runtime.batch import Driver, Proposal
 from holdfast.runtime.locks import FileLock
 from holdfast.runtime.progress import Progress
-from holdfast.sources import planner
 from holdfast.sources.spark import SparkSource
 
 if TYPE_CHECKING:
@@ -71,10 +72,6 @@ class Query:
         self._idle = threading.Condition()
         self._busy = False
         self._query_id: str | None = None
-        self._until = None
-        """Where a ranged source is cut off, to process exactly `count` records."""
-        if limits.count is not None and driver.head.position is not None:
-            self._until = program.source.after(driver.head.position, limits.count)
         self._last_batch = -1
         self._last_rows = time.monotonic()
         self._count = 0
@@ -91,13 +88,16 @@ class Query:
         with self._checkpoint() as checkpoint, _signals(self.stop, handle_signals):
             writer = self._frame().writeStream.foreachBatch(self._on_batch(checkpoint))
             writer = writer.option("checkpointLocation", str(checkpoint))
-            if self._limits.available_now:
+            if self._limits.available_now and isinstance(self._program.source, SparkSource):
                 writer = writer.trigger(availableNow=True)
             query = self._start(writer)
             try:
                 self._wait(query, checkpoint)
-            finally:
                 query.stop()
+            except (Py4JError, OSError) as error:
+                self._error = self._error or SparkLost(
+                    f"Spark's JVM is gone ({type(error).__name__}); start again: nothing is lost"
+                )
         if self._error is not None:
             raise self._error
 
@@ -115,12 +115,8 @@ class Query:
     def _frame(self) -> DataFrame:
         source = self._program.source
         if isinstance(source, SparkSource):
-            return source.frame
-        self._spark.dataSource.register(planner.Planner)
-        start = self._driver.head.position
-        assert start is not None
-        plan = planner.plan_option(source.outlook(), start, self._limits.rows)
-        return self._spark.readStream.format(planner.NAME).option("plan", plan).load()
+            return source.routed(self._program.partitions)
+        return self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
 
     @contextmanager
     def _checkpoint(self) -> Iterator[Path]:
@@ -170,10 +166,10 @@ class Query:
         spark = SparkBatch(self._query_id, batch, _digest(checkpoint, offsets, batch))
         if isinstance(self._program.source, SparkSource):
             return Proposal(spark, rows=rows)
-        end = msgspec.json.decode(offsets[0])
-        if self._until is not None and end["taken"] > self._until["taken"]:
-            end = self._until
-        return Proposal(spark, end=end)
+        rows_wanted = self._limits.rows
+        if self._limits.count is not None:
+            rows_wanted = min(rows_wanted, self._limits.count - self._count)
+        return Proposal(spark, end=self._program.source.propose(self._driver.head.position, rows_wanted))
 
     def _after(self, manifest: Manifest, proposal: Proposal, batch: int) -> None:
         """See whether this batch was the last one. A range that could not be read to its end was."""
@@ -192,7 +188,7 @@ class Query:
         source = self._program.source
         if isinstance(source, SparkSource) or manifest.position is None:
             return False
-        return ended or bool(source.outlook().is_over(manifest.position))
+        return ended or bool(source.is_over(manifest.position))
 
     # -- stopping ------------------------------------------------------------------------------------------------
 
@@ -231,7 +227,8 @@ class Query:
                 path=str(self._directory),
             )
         else:
-            self._error = error
+            self._error = SparkLost(f"Spark ended the query: {text.splitlines()[0]}; start again: nothing is lost")
+            self._error.__cause__ = error
 
 
 class _BatchFailedError(Exception):

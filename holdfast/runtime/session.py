@@ -72,9 +72,11 @@ def build_session(
     ui: bool = False,
     warehouse: Path,
     extra: Mapping[str, str] = MappingProxyType({}),
+    only_plans: bool = False,
 ) -> SparkSession:
     """Start a JVM and a Spark session in it, as fast and as quietly as Spark allows.
 
+    With `only_plans` it is tuned for a JVM through which no rows go, as with sources whose ranges tasks read themselves.
     `master` is every core of this machine unless given; a local master repeats no failed task. `extra` settings win
     over Holdfast's. One JVM serves a process for its whole life: after `spark.stop()` a second call starts a new
     session in the same JVM, whose memory and flags stay as they are. The handler of SIGINT stays the caller's.
@@ -82,7 +84,9 @@ def build_session(
     master = master or f"local[{os.cpu_count() or 1}]"
     settings = {**settings_for(app_name, master, ui, warehouse), **extra}
     gateway_running = "pyspark.core.context" in sys.modules and gateway_runs()
-    jvm = None if gateway_running else start_jvm(master, settings)  # boots while Python imports pyspark
+    jvm = (
+        None if gateway_running else start_jvm(master, settings, only_plans=only_plans)
+    )  # boots while Python imports pyspark
 
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -95,7 +99,7 @@ def build_session(
         except MendTheMachine:
             if jvm.archive is None or not jvm.archive.discard():
                 raise
-            start_jvm(master, settings).connect()  # it may have been the archive
+            start_jvm(master, settings, only_plans=only_plans).connect()  # it may have been the archive
     with keeping_the_interrupt_handler():
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         return SparkSession.builder.config(conf=conf).getOrCreate()

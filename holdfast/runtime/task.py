@@ -148,7 +148,7 @@ class _Batch:
             if encoders:
                 emitted = [len(encoder) for encoder in encoders]
             try:
-                if index in faults:
+                if faults and index in faults:
                     self.step = "source"
                     raise faults[index]
                 flow(value)

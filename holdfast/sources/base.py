@@ -41,24 +41,14 @@ class RangedSource(Source, Protocol):
     def initial(self) -> Position:
         """Where a new application begins."""
 
-    def outlook(self) -> Outlook:
-        """What plans the batches of this source."""
-
-    def after(self, start: Position, rows: int) -> Position:
-        """The position `rows` rows after `start`."""
-
-    def read(self, partition: int, partitions: int, span: Span) -> Reading:
-        """The records of `span` that belong to a state partition."""
-
-
-class Outlook(Protocol):
-    """Plans batches. Small and picklable: it travels to where Spark plans."""
-
     def propose(self, start: Position, rows: int) -> Position:
         """How far a batch of at most `rows` rows that begins at `start` may go; `start` itself if there is nothing."""
 
     def is_over(self, position: Position) -> bool:
-        """Whether nothing can ever come after `position`."""
+        """Whether nothing can ever come after `position`, as far as can be told without reading."""
+
+    def read(self, partition: int, partitions: int, span: Span) -> Reading:
+        """The records of `span` that belong to a state partition."""
 
 
 class Reading(Protocol):

@@ -50,11 +50,12 @@ class IterableSource:
     def initial(self) -> Position:
         return {"taken": 0}
 
-    def outlook(self) -> IterableOutlook:
-        return IterableOutlook(None if callable(self._records) else len(self._records))
+    def propose(self, start: Position, rows: int) -> Position:
+        end: int = start["taken"] + rows
+        return {"taken": end if callable(self._records) else max(start["taken"], min(end, len(self._records)))}
 
-    def after(self, start: Position, rows: int) -> Position:
-        return {"taken": start["taken"] + rows}
+    def is_over(self, position: Position) -> bool:
+        return not callable(self._records) and position["taken"] >= len(self._records)
 
     def read(self, partition: int, partitions: int, span: Span) -> IterableReading:
         return IterableReading(self, partition, partitions, span)
@@ -118,20 +119,6 @@ class IterableSource:
             if chunk.timestamps is not None:
                 chunk.timestamps.append(time)
         return chunk
-
-
-class IterableOutlook:
-    """Knows how many records there are; None if only iterating will tell."""
-
-    def __init__(self, length: int | None) -> None:
-        self._length = length
-
-    def propose(self, start: Position, rows: int) -> Position:
-        end: int = start["taken"] + rows
-        return {"taken": end if self._length is None else max(start["taken"], min(end, self._length))}
-
-    def is_over(self, position: Position) -> bool:
-        return self._length is not None and position["taken"] >= self._length
 
 
 class IterableReading:

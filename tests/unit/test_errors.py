@@ -73,7 +73,7 @@ def test_the_tree_is_sorted_by_what_the_user_has_to_do() -> None:
             "Damaged", "ZombieTask", "IncompleteJob",
         },
         "MendTheMachine": {
-            "MendTheMachine", "StorageFull", "StorageReadOnly", "StorageFailed", "MissingSettings", "JobFailed",
+            "MendTheMachine", "StorageFull", "StorageReadOnly", "StorageFailed", "MissingSettings", "JobFailed", "SparkLost",
         },
     }  # fmt: skip
 

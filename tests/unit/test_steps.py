@@ -207,7 +207,7 @@ def driven(
     runner = LocalRunner(program, storage, MemoryStores())
     driver = Driver(Chain(storage), program, runner, targets, clock=lambda: 0, holder="test")
     driver.start()
-    return lambda: driver.run_batch(Proposal(end=source.outlook().propose(driver.head.position or {}, 1000)))
+    return lambda: driver.run_batch(Proposal(end=source.propose(driver.head.position or {}, 1000)))
 
 
 def test_the_records_of_a_sequence_are_never_changed_by_the_steps(app: Application) -> None:
