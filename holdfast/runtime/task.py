@@ -15,7 +15,7 @@ import gc
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NoReturn, Protocol
 
 from holdfast.errors import FixTheRecord, MissingKey, UserFunctionFailed
@@ -37,6 +37,9 @@ from holdfast.state.documents import Documents, State, rollback
 from holdfast.state.keys import encode_key, encode_keys
 from holdfast.stores.base import DamagedStore, Store
 
+SPILL_AFTER = 500_000
+"""Documents that a task keeps in memory: some hundred MB."""
+
 logger = logging.getLogger("holdfast")
 
 
@@ -45,6 +48,9 @@ class Stores(Protocol):
 
     def open(self, instance: InstanceId, partition: int) -> AbstractContextManager[Store]:
         """The store of a partition, for this task alone."""
+
+    def scratch(self) -> AbstractContextManager[Store]:
+        """An empty store for what a task cannot keep in memory; gone afterwards."""
 
 
 def run_task(
@@ -59,11 +65,11 @@ def run_task(
     attempt = AttemptId(new_id())
     try:
         reach("task.begin", job.version)
-        with _without_gc(), stores.open(job.instance, partition) as store:
+        with _without_gc(), ExitStack() as scratch, stores.open(job.instance, partition) as store:
             try:
                 bring(store, storage, job.recipes[partition])  # a
                 reach("task.restored", job.version)
-                batch = _Batch(program, job, partition, store)
+                batch = _Batch(program, job, partition, store, lambda: scratch.enter_context(stores.scratch()))
                 for chunk in chunks:  # b
                     batch.process(chunk)
                 reach("task.processed", job.version)
@@ -96,7 +102,9 @@ def _without_gc() -> Iterator[None]:
 class _Batch:
     """The records of one task and what they change. Also the `Current` record of the compiled steps."""
 
-    def __init__(self, program: Program, job: Job, partition: int, store: Store) -> None:
+    def __init__(
+        self, program: Program, job: Job, partition: int, store: Store, open_scratch: Callable[[], Store]
+    ) -> None:
         self.key: Any = None
         self.timestamp = job.time_ms
         self.headers: Headers | None = None
@@ -111,6 +119,8 @@ class _Batch:
             name: Documents(store, name, program.codec, job.time_ms, self._undo) for name in program.stores
         }
         self._encoders = {sink.id: sink.encoder(job.schemas.get(sink.id)) for sink in program.sinks}
+        self._open_scratch = open_scratch
+        self._scratch: Store | None = None
         self._flow = compiled(program.root, self)
         self._rows = self._skipped = 0
 
@@ -162,6 +172,18 @@ class _Batch:
             else:
                 undo.clear()
         self._rows += len(chunk.values)
+        if sum(len(documents.states) for documents in self._documents.values()) > SPILL_AFTER:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Make room: a batch that touches more keys than memory holds must not die of it, again and again."""
+        if self._scratch is None:
+            self._scratch = self._open_scratch()
+            logger.info(
+                "partition %d: the batch touches more than %d keys; using the disk", self._partition, SPILL_AFTER
+            )
+        for documents in self._documents.values():
+            documents.spill(self._scratch)
 
     def _failed(self, error: Exception, chunk: Chunk, index: int) -> None:
         """Skip the record if the user's callback says so; otherwise the error ends the batch."""

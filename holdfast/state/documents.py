@@ -15,7 +15,7 @@ A record that fails leaves no trace: every write notes what it replaced, and `ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any
@@ -25,7 +25,7 @@ import msgspec
 from holdfast.errors import MissingKey, UnsupportedKey, UnsupportedValue
 from holdfast.state.codecs import Codec, is_scalar
 from holdfast.state.keys import decode_key, encode_key
-from holdfast.stores.base import Store
+from holdfast.stores.base import Mark, Store
 
 _ABSENT: Any = object()
 _BYTES = 1
@@ -33,6 +33,7 @@ _EXPIRING = 2
 _Ext = msgspec.msgpack.Ext
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_decode_spilled = msgspec.msgpack.Decoder(tuple[int, bytes | None]).decode
 
 
 def document_prefix(store: str) -> bytes:
@@ -60,11 +61,11 @@ class State:
 
     __slots__ = ("_changed", "_document", "_documents", "_known", "_route")
 
-    def __init__(self, documents: Documents, route: bytes, stored: bytes | None) -> None:
+    def __init__(self, documents: Documents, route: bytes, known: int, stored: bytes | None) -> None:
         self._documents = documents
         self._route = route
         self._changed = False
-        self._known = 0 if stored is None else len(stored)
+        self._known = known
         self._document: dict[str, Any] = {} if stored is None else _decode(stored)
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -164,17 +165,24 @@ class Documents:
         self.undo = undo
         """Of the current record, shared by all stores of the task: (document, sub-key, what it replaced)."""
         self._store = store
+        self._scratch: Store | None = None
         self._prefix = document_prefix(name)
-        self._stored: dict[bytes, bytes | None] = {}
+        self._stored: dict[bytes, tuple[int, bytes | None]] = {}
+        """What was read and not yet asked for: the size that the store has, and the document as it is now."""
 
     def prefetch(self, routes: Iterable[bytes | None]) -> None:
         """Read the documents of these keys, which are about to be asked for."""
         wanted = set(routes).difference(self.states, self._stored)
         wanted.discard(None)
-        ordered = sorted(wanted)  # type: ignore[type-var]
+        ordered: list[bytes] = sorted(wanted)  # type: ignore[arg-type]
         prefix = self._prefix
-        found = self._store.get_many([prefix + route for route in ordered])  # type: ignore[operator]
-        self._stored.update(zip(ordered, found, strict=True))  # type: ignore[arg-type]
+        keys = [prefix + route for route in ordered]
+        for route, found in zip(ordered, self._store.get_many(keys), strict=True):
+            self._stored[route] = (0 if found is None else len(found), found)
+        if self._scratch is not None:
+            for route, spilled in zip(ordered, self._scratch.get_many(keys), strict=True):
+                if spilled is not None:
+                    self._stored[route] = _decode_spilled(spilled)
 
     def state(self, route: bytes) -> State:
         """The state of an encoded key."""
@@ -182,14 +190,41 @@ class Documents:
         if state is None:
             if route not in self._stored:
                 self.prefetch((route,))
-            state = self.states[route] = State(self, route, self._stored.pop(route))
+            state = self.states[route] = State(self, route, *self._stored.pop(route))
         return state
+
+    def spill(self, scratch: Store) -> None:
+        """Put what has changed so far on disk and forget the rest: a batch may touch more keys than memory holds."""
+        entries = [(key, _encode((known, value))) for key, known, value in self._outcomes()]
+        held = scratch.mark()
+        scratch.apply(entries, held, Mark(held.version + 1, "spilled"))
+        self._scratch = scratch
+        self.states.clear()
+        self.changed.clear()
+        self._stored.clear()
 
     def changes(self) -> tuple[list[bytes], list[bytes | None], int, int]:
         """The delta: sorted store keys, their new values; and by how much documents and bytes grew."""
+        if self._scratch is not None:
+            self.spill(self._scratch)
         keys: list[bytes] = []
         values: list[bytes | None] = []
         documents = size = 0
+        for key, known, value in self._outcomes() if self._scratch is None else self._spilled(self._scratch):
+            if value is not None:
+                documents += not known
+                size += len(value) - known + (0 if known else len(key))
+            elif known:
+                documents -= 1
+                size -= known + len(key)
+            else:
+                continue
+            keys.append(key)
+            values.append(value)
+        return keys, values, documents, size
+
+    def _outcomes(self) -> Iterator[tuple[bytes, int, bytes | None]]:
+        """In key order: the store key of each changed document, the size that the store has, and the new document."""
         prefix = self._prefix
         for state in sorted(self.changed, key=_route_of):
             document = state._document
@@ -197,21 +232,12 @@ class Documents:
                 if type(entry) is _Ext:
                     document = {name: kept for name, kept in document.items() if not self.is_over(kept)}
                     break
-            key = prefix + state._route
-            known = state._known
-            if document:
-                value = _encode(document)
-                values.append(value)
-                documents += not known
-                size += len(value) - known + (0 if known else len(key))
-            elif known:
-                values.append(None)
-                documents -= 1
-                size -= known + len(key)
-            else:
-                continue
-            keys.append(key)
-        return keys, values, documents, size
+            yield prefix + state._route, state._known, _encode(document) if document else None
+
+    def _spilled(self, scratch: Store) -> Iterator[tuple[bytes, int, bytes | None]]:
+        for key, spilled in scratch.scan(self._prefix, self._prefix[:-1] + b"\1"):
+            known, value = _decode_spilled(spilled)
+            yield key, known, value
 
     def is_over(self, entry: Any) -> bool:
         """Whether an entry has expired."""

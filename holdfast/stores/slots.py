@@ -17,6 +17,7 @@ import fcntl
 import logging
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,21 @@ class LocalStores:
         finally:
             for lock in held.values():
                 _unlock(lock)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Store]:
+        """An empty store that is gone when the block ends; what a kill leaves of it lies in `<local_dir>/scratch`."""
+        parent = self.local_dir / "scratch"
+        with named_errors(parent):
+            parent.mkdir(parents=True, exist_ok=True)
+            directory = Path(tempfile.mkdtemp(dir=parent))
+        store = RocksDBStore(directory)
+        try:
+            yield store
+        finally:
+            store.close()
+            with named_errors(directory):
+                shutil.rmtree(directory)
 
 
 def _lock_slots(home: Path) -> dict[Path, int]:

@@ -53,6 +53,10 @@ class MemoryStores:
     def open(self, instance: InstanceId, partition: int) -> Iterator[Store]:
         yield self.stores.setdefault((instance, partition), MemoryStore())
 
+    @contextmanager
+    def scratch(self) -> Iterator[Store]:
+        yield MemoryStore()
+
 
 class LocalRunner:
     """Runs the tasks of a job one after the other, here."""

@@ -523,3 +523,11 @@ def test_a_damaged_slot_is_emptied(stores: LocalStores, tmp_path: Path, where: s
         table.write_bytes(content)
     with stores.open(INSTANCE, 0) as store:
         assert (slot_of(store), store.mark(), contents(store)) == ("slot-0", EMPTY, {})
+
+
+def test_a_scratch_store_is_empty_and_gone_afterwards(tmp_path: Path) -> None:
+    with LocalStores(tmp_path).scratch() as store:
+        assert store.mark() == EMPTY
+        store.apply([(b"dkey", b"value")], EMPTY, Mark(0, "spilled"))
+        assert store.get_many([b"dkey"]) == [b"value"]
+    assert not any((tmp_path / "scratch").iterdir())

@@ -258,6 +258,10 @@ class Stores:
             disk.held = False
         disk.remember()
 
+    @contextmanager
+    def scratch(self) -> Iterator[Store]:
+        yield MemoryStore()
+
 
 class DamagedOnce:
     """A store whose files are broken: reading it is an error, wiping it mends it."""
