@@ -15,7 +15,7 @@ from holdfast.log.manifest import Position
 from holdfast.plan.functions import check_function
 from holdfast.plan.record import Chunk
 
-CHUNK = 20_000
+CHUNK = 50_000
 """Records that a task takes at once: their state is one multi-get."""
 
 
