@@ -26,6 +26,7 @@ from holdfast.runtime.locks import FileLock
 from holdfast.runtime.progress import Progress
 from holdfast.runtime.query import Limits, Query
 from holdfast.runtime.session import STREAM, build_session, check_session
+from holdfast.runtime.signals import signals_to
 from holdfast.runtime.view import StateView
 from holdfast.sources.base import Source
 from holdfast.sources.iterable import IterableSource
@@ -130,6 +131,7 @@ class Application:
         self._spark_config = dict(spark_config or {})
         self._pipeline: Pipeline | None = None
         self._query: Query | None = None
+        self._stopping = False
         if loglevel is not None:
             _log_to_stderr(loglevel)
 
@@ -241,13 +243,16 @@ class Application:
         alive = FileLock(self._run_lock)
         if not alive.acquire(shared=True):
             raise RunIsAlive(f"{self.name}: its state is being cleared; start again when that is done")
+        self._stopping = False
         try:
-            self._run(self._pipeline, Limits(self._max_batch_rows, count or None, timeout or None, available_now))
+            with signals_to(self.stop, wanted=self._spark_is_ours):
+                self._run(self._pipeline, Limits(self._max_batch_rows, count or None, timeout or None, available_now))
         finally:
             alive.release()
 
     def stop(self) -> None:
         """Ask a run in another thread to end after the batch in flight."""
+        self._stopping = True
         if self._query is not None:
             self._query.stop()
 
@@ -266,8 +271,10 @@ class Application:
         driver.start()
         progress = Progress(self.name)
         self._query = Query(spark, driver, program, self._checkpoint / paths.SPARK, limits, progress)
+        if self._stopping:
+            self._query.stop()
         try:
-            self._query.run(handle_signals=self._spark_is_ours)
+            self._query.run()
         finally:
             self._query = None
             progress.end(driver.head)

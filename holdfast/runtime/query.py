@@ -14,10 +14,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,11 +80,11 @@ class Query:
         """Ask the run to end after the batch in flight."""
         self._stop.set()
 
-    def run(self, *, handle_signals: bool) -> None:
+    def run(self) -> None:
         """Block until the run is over; raise what ended it, if it was an error."""
-        if self._nothing_left(self._driver.head):
+        if self._stop.is_set() or self._nothing_left(self._driver.head):
             return
-        with self._checkpoint() as checkpoint, _signals(self.stop, handle_signals):
+        with self._checkpoint() as checkpoint:
             writer = self._frame().writeStream.foreachBatch(self._on_batch(checkpoint))
             writer = writer.option("checkpointLocation", str(checkpoint))
             if self._limits.available_now and isinstance(self._program.source, SparkSource):
@@ -268,28 +267,3 @@ def _remove_scratch(scratch: Path, lock: FileLock) -> None:
         shutil.rmtree(scratch)
     scratch.with_suffix(".lock").unlink(missing_ok=True)
     lock.release()
-
-
-@contextmanager
-def _signals(stop: Callable[[], None], wanted: bool) -> Iterator[None]:
-    """SIGINT and SIGTERM end the run in good order; a second one does what it always does."""
-    if not wanted or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def handle(number: int, frame: Any) -> None:
-        logger.info("%s: finishing the batch in flight; again to stop at once", signal.Signals(number).name)
-        stop()
-        restore()
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in before:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        restore()

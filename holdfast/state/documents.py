@@ -61,11 +61,11 @@ class State:
 
     __slots__ = ("_changed", "_document", "_documents", "_known", "_route")
 
-    def __init__(self, documents: Documents, route: bytes, known: int, stored: bytes | None) -> None:
+    def __init__(self, documents: Documents, route: bytes, stored: bytes | None) -> None:
         self._documents = documents
         self._route = route
         self._changed = False
-        self._known = known
+        self._known = 0 if stored is None else len(stored)
         self._document: dict[str, Any] = {} if stored is None else _decode(stored)
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -167,8 +167,10 @@ class Documents:
         self._store = store
         self._scratch: Store | None = None
         self._prefix = document_prefix(name)
-        self._stored: dict[bytes, tuple[int, bytes | None]] = {}
-        """What was read and not yet asked for: the size that the store has, and the document as it is now."""
+        self._stored: dict[bytes, bytes | None] = {}
+        """What was read and not yet asked for."""
+        self._known: dict[bytes, int] = {}
+        """Of documents that were read from the scratch store: the size that the store has."""
 
     def prefetch(self, routes: Iterable[bytes | None]) -> None:
         """Read the documents of these keys, which are about to be asked for."""
@@ -177,12 +179,11 @@ class Documents:
         ordered: list[bytes] = sorted(wanted)  # type: ignore[arg-type]
         prefix = self._prefix
         keys = [prefix + route for route in ordered]
-        for route, found in zip(ordered, self._store.get_many(keys), strict=True):
-            self._stored[route] = (0 if found is None else len(found), found)
+        self._stored.update(zip(ordered, self._store.get_many(keys), strict=True))
         if self._scratch is not None:
             for route, spilled in zip(ordered, self._scratch.get_many(keys), strict=True):
                 if spilled is not None:
-                    self._stored[route] = _decode_spilled(spilled)
+                    self._known[route], self._stored[route] = _decode_spilled(spilled)
 
     def state(self, route: bytes) -> State:
         """The state of an encoded key."""
@@ -190,7 +191,9 @@ class Documents:
         if state is None:
             if route not in self._stored:
                 self.prefetch((route,))
-            state = self.states[route] = State(self, route, *self._stored.pop(route))
+            state = self.states[route] = State(self, route, self._stored.pop(route))
+            if self._known:
+                state._known = self._known.pop(route, state._known)
         return state
 
     def spill(self, scratch: Store) -> None:
@@ -202,6 +205,7 @@ class Documents:
         self.states.clear()
         self.changed.clear()
         self._stored.clear()
+        self._known.clear()
 
     def changes(self) -> tuple[list[bytes], list[bytes | None], int, int]:
         """The delta: sorted store keys, their new values; and by how much documents and bytes grew."""

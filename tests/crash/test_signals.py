@@ -21,3 +21,13 @@ def test_a_signal_ends_the_run_after_the_batch_in_flight_and_without_a_word(tmp_
     count = taken(tmp_path) + 2 * BATCH
     run_to_end(tmp_path, "--orders", count)
     check_exact(tmp_path, count)
+
+
+def test_a_signal_while_spark_starts_ends_the_run_before_it_has_begun(tmp_path: Path) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with Life(tmp_path, "--orders", 10**9) as life:
+            life.wait_for(lambda: any("java" in command for _, command in life.descendants()))
+            life.process.send_signal(number)
+            assert life.end() == 0, life.said()
+            assert not life.said(), life.said()
+    assert taken(tmp_path) == 0
