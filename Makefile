@@ -22,7 +22,8 @@ fast: .venv/dev
 	$(PYTEST) tests/simulation tests/contract
 
 slow: .venv/dev
-	$(PYTEST) tests/integration tests/crash tests/cluster
+	$(PYTEST) tests/integration tests/crash
+	$(PYTEST) tests/cluster
 
 bench: .venv/bench
 	$(PYTHON) bench/run.py

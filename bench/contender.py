@@ -69,7 +69,7 @@ def holdfast_iterable(options: argparse.Namespace) -> Path:
 
     app = Application("bench", state_dir=options.work, partitions=2, max_batch_rows=rows, loglevel="WARNING")
     app.dataframe(app.from_iterable(orders, key="user")).apply(running_total, stateful=True)
-    app.run()
+    app.run(count=total)  # or a last, empty batch would find out that there is no more
     return options.work / "bench" / "checkpoint" / "commits"
 
 

@@ -13,9 +13,10 @@ from holdfast.errors import InvalidPipeline
 from holdfast.plan.functions import check_function
 from holdfast.plan.pipeline import Pipeline, option
 from holdfast.plan.schema import arrow_schema
+from holdfast.plan.sinks import VERSION_COLUMN
 from holdfast.plan.steps import Call, Node
 from holdfast.sinks.foreach_batch import ForeachBatchTarget
-from holdfast.sinks.table import FORMATS, VERSION_COLUMN, TableTarget, same_table, table_id
+from holdfast.sinks.table import FORMATS, TableTarget, same_table, table_id
 from holdfast.sinks.values import InspectTarget, PrintTarget
 
 if TYPE_CHECKING:

@@ -25,6 +25,9 @@ from holdfast.plan.schema import arrow_schema, inferred, to_ddl
 from holdfast.state.codecs import is_scalar
 from holdfast.state.keys import decode_key, encode_key
 
+VERSION_COLUMN = "holdfast_version"
+"""The column that tables have beside the rows' own."""
+
 
 class Sink(msgspec.Struct, frozen=True):
     """Where a branch of the pipeline ends, or is tapped."""
@@ -121,6 +124,8 @@ class RowsEncoder:
         shape = tuple((name, type(value)) for name, value in row.items())
         if shape in self._seen:
             return
+        if VERSION_COLUMN in row:
+            raise UnsupportedValue(f"{self._sink}: the column {VERSION_COLUMN} is added by Holdfast; rename yours")
         if not row:
             raise UnsupportedValue(f"{self._sink}: a row needs a column; give schema=, and {{}} is a row of nulls")
         known = self._schema

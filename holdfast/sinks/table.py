@@ -23,6 +23,7 @@ from holdfast.errors import Damaged, ForeignTarget, FutureFormat, InvalidPipelin
 from holdfast.failpoints import reach
 from holdfast.log.manifest import Manifest, new_id
 from holdfast.log.storage import Exists, LocalStorage, disk_error, raise_as_storage_error, sync_directory
+from holdfast.plan.sinks import VERSION_COLUMN
 from holdfast.runtime.batch import Outbox
 from holdfast.sinks.rows import outbox_frame
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "json", "csv", "orc")
 FORMAT = 1
-VERSION_COLUMN = "holdfast_version"
 OWNER = "_holdfast.json"
 
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from holdfast.errors import UnsupportedValue
+from holdfast.errors import InvalidPipeline, UnsupportedValue
 from holdfast.log.manifest import Chain
 from holdfast.plan.schema import arrow_schema, to_ddl
 from holdfast.plan.sinks import RowsEncoder
-from holdfast.testing import Harness
+from holdfast.testing import Harness, run
 
 # -- DDL ---------------------------------------------------------------------------------------------------------
 
@@ -309,3 +309,10 @@ def test_partitions_whose_rows_have_no_schema_in_common_commit_nothing(rows: tup
     with pytest.raises(UnsupportedValue, match="no schema in common"):
         harness.run()
     assert len(harness.storage.names("commits/")) == 1
+
+
+def test_a_column_named_like_the_version_of_a_table_is_refused() -> None:
+    with pytest.raises(InvalidPipeline, match="holdfast_version"):
+        run(lambda sdf: sdf.to_table("t", schema="holdfast_version bigint"), [])
+    with pytest.raises(UnsupportedValue, match="holdfast_version"):
+        run(lambda sdf: sdf.to_table("t"), [{"holdfast_version": 1}])
