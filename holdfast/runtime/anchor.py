@@ -12,6 +12,7 @@ counts receipts.
 
 from __future__ import annotations
 
+import logging
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from pyspark import RDD, Broadcast
     from pyspark.sql import DataFrame, SparkSession
 
+logger = logging.getLogger("holdfast")
+
 
 class SparkRunner:
     """Runs jobs on a Spark session."""
@@ -43,10 +46,14 @@ class SparkRunner:
         self._session = runtime_session(spark)
         self._program = program
         self._work = _Work(self._context.broadcast(dumps((program, storage, stores))))
+        self._warming: threading.Thread | None = None
         self._anchor: RDD[int] | None = None
         self._shuffled_anchor: DataFrame | None = None
 
     def run(self, job: Job, rows: Any) -> list[Receipt]:
+        if self._warming is not None:
+            self._warming.join()  # or the anchor would be cached in two places
+            self._warming = None
         if rows is None:
             return self._ranges().mapPartitionsWithIndex(_range_task(self._work, job)).collect()
         received = map_in_arrow(self._union(rows), _rows_task(self._work, job), "receipt binary").collect()
@@ -55,8 +62,17 @@ class SparkRunner:
     def warm_up(self) -> None:
         """Start the workers and the anchor in the background, while Spark is busy with the start of the query."""
         if not isinstance(self._program.source, SparkSource):
-            job = self._ranges().mapPartitions(_open(self._work))
-            threading.Thread(target=job.collect, name="holdfast-warm-up", daemon=True).start()
+            anchor = self._ranges()
+            self._warming = threading.Thread(
+                target=self._open_workers, args=(anchor,), name="holdfast-warm-up", daemon=True
+            )
+            self._warming.start()
+
+    def _open_workers(self, anchor: RDD[int]) -> None:
+        try:
+            anchor.mapPartitions(_open(self._work)).collect()
+        except Exception as error:  # the first batch meets it too, and can say what it means
+            logger.debug("the workers could not be started beforehand", exc_info=error)
 
     def close(self) -> None:
         for anchor in (self._anchor, self._shuffled_anchor):

@@ -182,6 +182,8 @@ def start_jvm(master: str, settings: Mapping[str, str], *, only_plans: bool) -> 
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
         environment.pop("SPARK_HOME", None)  # with it, workers import pyspark from a zip that has no byte code
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # on machines that are set up alike, the same path
     process = subprocess.Popen(
         [
             command.java,
