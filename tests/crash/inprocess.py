@@ -19,10 +19,10 @@ from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import Program, program_of
 from holdfast.runtime.batch import Driver, Outbox, Proposal
 from holdfast.runtime.job import Job, Receipt
-from holdfast.runtime.task import run_task
 from holdfast.sources.iterable import IterableSource
 from holdfast.state.codecs import JsonCodec
 from holdfast.stores.slots import LocalStores
+from holdfast.testing import LocalRunner
 
 PARTITIONS = 2
 
@@ -55,22 +55,12 @@ def run_batch(driver: Driver) -> Manifest:
     return driver.run_batch(Proposal(end={"taken": driver.head.position["taken"] + BATCH}))
 
 
-class InProcess:
+class InProcess(LocalRunner):
     """A `Runner` that is honest about what a lost task looks like: the exception arrives as text."""
 
-    def __init__(self, program: Program, storage: LocalStorage, stores: LocalStores) -> None:
-        self._program = program
-        self._storage = storage
-        self._stores = stores
-
-    def run(self, job: Job, rows: Any) -> list[Receipt]:
-        return [self._task(job, partition) for partition in range(PARTITIONS)]
-
-    def _task(self, job: Job, partition: int) -> Receipt:
-        assert job.span is not None
-        chunks = self._program.source.read(partition, PARTITIONS, job.span)
+    def task(self, job: Job, partition: int) -> Receipt:
         try:
-            return run_task(self._program, job, partition, chunks, self._storage, self._stores)
+            return super().task(job, partition)
         except HoldfastError as lost:
             raise RuntimeError(str(lost)) from None
 
