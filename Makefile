@@ -1,5 +1,5 @@
 # make demo     the main job on the embedded default: no broker, no service
-# make test     everything: lint, types, unit, simulation, contract, integration, crash, cluster
+# make test     everything: lint, types, unit, simulation, contract, integration, crash, cluster, kafka
 # make bench    speed, against Spark's own state, in one run
 
 PYTHON = .venv/bin/python
@@ -24,6 +24,8 @@ fast: .venv/dev
 slow: .venv/dev
 	$(PYTEST) tests/integration tests/crash
 	$(PYTEST) tests/cluster
+	@scripts/maven
+	$(PYTEST) tests/kafka
 
 bench: .venv/bench
 	$(PYTHON) bench/run.py

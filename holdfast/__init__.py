@@ -2,6 +2,8 @@
 
 from holdfast.application import Application
 from holdfast.dataframe import StreamingDataFrame
+from holdfast.kafka.connection import ConnectionConfig
+from holdfast.kafka.topics import KafkaMessage, Topic, TopicConfig
 from holdfast.persistence import Persistence
 from holdfast.plan.record import Place, Record
 from holdfast.runtime.view import StateView
@@ -12,6 +14,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Application",
+    "ConnectionConfig",
+    "KafkaMessage",
     "Persistence",
     "Place",
     "Record",
@@ -19,4 +23,6 @@ __all__ = [
     "State",
     "StateView",
     "StreamingDataFrame",
+    "Topic",
+    "TopicConfig",
 ]

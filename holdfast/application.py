@@ -9,10 +9,12 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.dataframe import StreamingDataFrame
-from holdfast.errors import InvalidPipeline, RunIsAlive, UnknownOption
+from holdfast.errors import InvalidPipeline, MissingSettings, RunIsAlive, UnknownOption
+from holdfast.kafka.connection import ConnectionConfig, connection
+from holdfast.kafka.topics import TimestampExtractor, Topic, TopicConfig, checked_topic_name
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, Manifest, ManifestId, check_owner, new_id
 from holdfast.log.storage import LocalStorage
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from holdfast.kafka.feeding import TopicProducer
+    from holdfast.kafka.link import Attachment, Link
+
 logger = logging.getLogger("holdfast")
 
 
@@ -48,7 +53,25 @@ class Application:
     Parameters
     ----------
     name
-        Names the application and its directory. `consumer_group` is another word for it.
+        Names the application and its directory. `consumer_group` is another word for it, and in Kafka it is one.
+    broker_address
+        The Kafka cluster: "host:port", a `ConnectionConfig`, or a dict of librdkafka's settings. Given once, it serves source,
+        sink, administration and changelog. Secrets in it are never shown, logged or written.
+    auto_offset_reset
+        Where a new application begins to read a topic: "latest" or "earliest".
+    auto_create_topics
+        Whether topics that do not exist are created when a run starts.
+    use_changelog_topics
+        Whether every store is followed by a compacted topic, from which state and position come back if the checkpoint is lost.
+    processing_guarantee
+        Of output to topics: "exactly-once", by transactions, or "at-least-once".
+    commit_interval
+        The least number of seconds between two batches of a topic, unless there are `max_batch_rows` records. 0: a batch begins
+        as soon as there is a record.
+    on_data_loss
+        What to do if records of a topic were deleted before they were read: "fail", or "skip", which records the gap.
+    dead_letter_topic
+        A topic for records that failed and that no callback skipped: as they came, with headers that say where from and why.
     state_dir
         Where all durable files live: the checkpoint in `<state_dir>/<name>/checkpoint`, the local stores in
         `<state_dir>/<name>/local`.
@@ -66,6 +89,8 @@ class Application:
     on_processing_error
         Called in the task with `(exception, record, logger)` when a step raises; something true skips the record, anything else
         ends the run. A skipped record leaves no trace in state or output.
+    on_consumer_error
+        The same for records that cannot be read, such as a value that is not JSON; without it they are `on_processing_error`'s.
     spark_config
         More settings for the session that the application starts, such as `spark.master` for a cluster. The checkpoint must then
         be on storage that all machines share.
@@ -83,6 +108,14 @@ class Application:
         name: str | None = None,
         *,
         consumer_group: str | None = None,
+        broker_address: str | ConnectionConfig | Mapping[str, Any] | None = None,
+        auto_offset_reset: Literal["latest", "earliest"] = "latest",
+        auto_create_topics: bool = True,
+        use_changelog_topics: bool = True,
+        processing_guarantee: Literal["exactly-once", "at-least-once"] = "exactly-once",
+        commit_interval: float = 0.0,
+        on_data_loss: Literal["fail", "skip"] = "fail",
+        dead_letter_topic: str | None = None,
         state_dir: str | Path = "state",
         persistence: Persistence | None = None,
         spark: SparkSession | None = None,
@@ -90,6 +123,7 @@ class Application:
         max_batch_rows: int = 50_000,
         rocksdb_options: RocksDBOptions | None = None,
         on_processing_error: ErrorCallback | None = None,
+        on_consumer_error: ErrorCallback | None = None,
         spark_ui: bool = False,
         spark_config: Mapping[str, str] | None = None,
         loglevel: str | int | None = "INFO",
@@ -101,8 +135,14 @@ class Application:
             raise UnknownOption(f"partitions={partitions!r}: it is a positive number")
         if type(max_batch_rows) is not int or max_batch_rows < 1:
             raise UnknownOption(f"max_batch_rows={max_batch_rows!r}: it is a positive number")
-        if on_processing_error is not None:
-            check_function("on_processing_error=", on_processing_error, ["exception", "record", "logger"])
+        for what, callback in (
+            ("on_processing_error=", on_processing_error),
+            ("on_consumer_error=", on_consumer_error),
+        ):
+            if callback is not None:
+                check_function(what, callback, ["exception", "record", "logger"])
+        if isinstance(commit_interval, bool) or not isinstance(commit_interval, int | float) or commit_interval < 0:
+            raise UnknownOption(f"commit_interval={commit_interval!r}: it is a number of seconds")
         if name is not None and consumer_group is not None and name != consumer_group:
             raise UnknownOption(
                 f"name={name!r} and consumer_group={consumer_group!r} are two words for one thing: give one"
@@ -123,6 +163,18 @@ class Application:
         self._max_batch_rows = max_batch_rows
         self._codec: Codec = codec_for(rocksdb_options or RocksDBOptions())
         self._on_error = on_processing_error
+        self._on_consumer_error = on_consumer_error
+        self._interval = float(commit_interval)
+        self._link = _link(
+            self.name,
+            broker_address,
+            _one_of("auto_offset_reset", auto_offset_reset, "latest", "earliest"),
+            auto_create_topics,
+            use_changelog_topics,
+            _one_of("processing_guarantee", processing_guarantee, "exactly-once", "at-least-once") == "exactly-once",
+            _one_of("on_data_loss", on_data_loss, "fail", "skip"),
+            dead_letter_topic,
+        )
         self._spark = spark
         self._spark_is_ours = spark is None
         if spark is not None:
@@ -185,8 +237,59 @@ class Application:
         reader = self.spark.readStream.format(format).schema(schema).option("maxFilesPerTrigger", files_per_batch)
         return SparkSource(reader.load(str(path)), key, timestamp, name=f"files {path}")
 
-    def dataframe(self, source: Source) -> StreamingDataFrame:
-        """The stream of a source. An application has one source, used once; branch the frame instead."""
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    def topic(
+        self,
+        name: str,
+        *,
+        value_deserializer: str | Callable[[bytes], Any] = "json",
+        key_deserializer: str | Callable[[bytes], Any] = "bytes",
+        value_serializer: str | Callable[[Any], bytes | None] = "json",
+        key_serializer: str | Callable[[Any], bytes | None] = "bytes",
+        config: TopicConfig | None = None,
+        timestamp_extractor: TimestampExtractor | None = None,
+    ) -> Topic:
+        """A Kafka topic, to be read with `dataframe(topic)` or written with `to_topic(topic)`.
+
+        See `Topic` for the parameters. Nothing is asked of the cluster before a run, which creates the topic if it does not
+        exist. As a source: exactly once; a state partition is a topic partition, and the records of one are processed in
+        the order of their offsets.
+
+        >>> import tempfile
+        >>> app = Application("orders", broker_address="localhost:9092", state_dir=tempfile.mkdtemp())
+        >>> app.topic("orders", key_deserializer="string").name
+        'orders'
+        """
+        topic = Topic(
+            name,
+            value_deserializer=value_deserializer,
+            key_deserializer=key_deserializer,
+            value_serializer=value_serializer,
+            key_serializer=key_serializer,
+            config=config,
+            timestamp_extractor=timestamp_extractor,
+        )
+        return self._linked(f"topic({name!r})").topic(topic)
+
+    def get_producer(self) -> TopicProducer:
+        """A plain producer for this cluster, to feed topics by hand: `with app.get_producer() as producer: ...`
+
+        It creates the topics that were declared so far. What it sends is not part of the application's guarantees.
+        """
+        from holdfast.kafka.feeding import TopicProducer
+
+        return TopicProducer(self._linked("get_producer()"))
+
+    def _linked(self, what: str) -> Link:
+        if self._link is None:
+            raise InvalidPipeline(f"{what} needs a Kafka cluster: give the application a broker_address=")
+        return self._link
+
+    def dataframe(self, source: Source | Topic) -> StreamingDataFrame:
+        """The stream of a topic or another source. An application has one source, used once; branch the frame instead."""
+        if isinstance(source, Topic):
+            source = self._linked("dataframe(topic)").source(source)
         if not hasattr(source, "kind") or not hasattr(source, "name"):
             raise InvalidPipeline(
                 f"dataframe() takes a source such as app.from_iterable(), not {type(source).__qualname__}"
@@ -220,17 +323,29 @@ class Application:
             )
         return self._spark
 
-    def run(self, *, count: int | None = None, timeout: float | None = None, available_now: bool = False) -> None:
+    def run(
+        self,
+        *,
+        count: int | None = None,
+        timeout: float | None = None,
+        available_now: bool = False,
+        recover: Literal["changelog", "nothing"] | None = None,
+    ) -> None:
         """Process until the source ends or the run is stopped.
 
         Parameters
         ----------
         count
-            Stop after this many records; exactly for iterables, at the end of a batch for Spark sources. 0 is no limit.
+            Stop after this many records; exactly for iterables and topics, at the end of a batch for Spark sources. 0 is
+            no limit.
         timeout
             Stop after this many seconds without a record. 0 is no limit.
         available_now
             Process what is there now and stop.
+        recover
+            If the checkpoint is lost and Kafka holds traces of the application: "changelog" takes state and position back from
+            the changelog topics, "nothing" begins anew. Without a word a run refuses to start then. With a checkpoint it
+            changes nothing.
 
         Ctrl-C and SIGTERM let the batch in flight finish; any other end is safe too. A failing user function ends the run with
         its own exception, with the record's place attached as `holdfast_place`, and nothing of that batch is visible anywhere.
@@ -238,6 +353,8 @@ class Application:
         for name, limit in (("count", count), ("timeout", timeout)):
             if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 0):
                 raise UnknownOption(f"run({name}={limit!r}): it is a positive number")
+        if recover is not None:
+            _one_of("run(recover=)", recover, "changelog", "nothing")
         if self._pipeline is None:
             raise InvalidPipeline("there is nothing to run: call app.dataframe(source) and add steps first")
         alive = FileLock(self._run_lock)
@@ -246,7 +363,8 @@ class Application:
         self._stopping = False
         try:
             with signals_to(self.stop, wanted=self._spark_is_ours):
-                self._run(self._pipeline, Limits(self._max_batch_rows, count or None, timeout or None, available_now))
+                limits = Limits(self._max_batch_rows, self._interval, count or None, timeout or None, available_now)
+                self._run(self._pipeline, limits, recover)
         finally:
             alive.release()
 
@@ -256,35 +374,68 @@ class Application:
         if self._query is not None:
             self._query.stop()
 
-    def _run(self, pipeline: Pipeline, limits: Limits) -> None:
+    def _run(self, pipeline: Pipeline, limits: Limits, recover: Literal["changelog", "nothing"] | None) -> None:
         from holdfast.runtime.anchor import SparkRunner
 
-        program = self._program(pipeline)
+        head = self._chain.head()
+        attachment = self._link.attach(pipeline, head) if self._link is not None else None
+        program = self._program(pipeline, head, attachment)
+        if attachment is not None:
+            program = attachment.prepare(program)
+            if head is None and recover is None:
+                attachment.check_first_life()
         spark = self._session(only_plans=not isinstance(pipeline.source, SparkSource))
         for key, value in STREAM.items():
             spark.conf.set(key, value)
         context = Context(spark, self._warehouse)
-        runner = SparkRunner(spark, program, self._storage, LocalStores(self._local))
+        secrets = attachment.link.connection.secrets() if attachment is not None else None
+        runner = SparkRunner(spark, program, self._storage, LocalStores(self._local), secrets)
         runner.warm_up()
-        targets = {sink: target(context) for sink, target in pipeline.targets.items()}
-        driver = Driver(self._chain, program, runner, targets, clock=_now_ms, holder=_holder())
-        driver.start()
+        targets = {sink: target(context) for sink, target in pipeline.targets.items() if target is not None}
+        station = attachment.station(program, self._chain, runner, _holder()) if attachment is not None else None
+        if station is not None and recover is not None:
+            station.recover(recover)
+        publisher = station.publisher if station is not None else None
+        driver = Driver(self._chain, program, runner, targets, publisher=publisher, clock=_now_ms, holder=_holder())
         progress = Progress(self.name)
-        self._query = Query(spark, driver, program, self._checkpoint / paths.SPARK, limits, progress)
-        if self._stopping:
-            self._query.stop()
         try:
-            self._query.run()
+            driver.start()
+            if station is not None:
+                station.backfill(driver)
+            self._query = Query(spark, driver, program, self._checkpoint / paths.SPARK, limits, progress)
+            if self._stopping:
+                self._query.stop()
+            try:
+                self._query.run()
+            finally:
+                self._query = None
+                progress.end(driver.head)
         finally:
-            self._query = None
-            progress.end(driver.head)
             runner.close()
+            if station is not None:
+                station.close()
 
-    def _program(self, pipeline: Pipeline) -> Program:
-        head = self._chain.head()
+    def _program(self, pipeline: Pipeline, head: Manifest | None, attachment: Attachment | None) -> Program:
         known = None if head is None else len(head.partitions)
         partitions = self._partitions or known or os.cpu_count() or 1
-        return program_of(self.name, pipeline.source, pipeline.root, self._codec, partitions, self._on_error)
+        if attachment is not None and attachment.partitions is not None:
+            if self._partitions not in (None, attachment.partitions):
+                raise UnknownOption(
+                    f"partitions={self._partitions}: a topic decides the number of state partitions, and this one has "
+                    f"{attachment.partitions}; leave it out"
+                )
+            partitions = attachment.partitions
+        dead_letters = self._link.dead_letters(len(pipeline.targets)) if self._link is not None else None
+        return program_of(
+            self.name,
+            pipeline.source,
+            pipeline.root,
+            self._codec,
+            partitions,
+            self._on_error,
+            self._on_consumer_error,
+            dead_letters,
+        )
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -330,8 +481,44 @@ def cleared(head: Manifest) -> Manifest:
         kind="clear",
         base=version,
         base_id=identity,
+        cleared=version,
+        published_by=None,
         codecs={},
         partitions=empty_partitions(len(head.partitions)),
+    )
+
+
+def _one_of(option: str, given: Any, *allowed: str) -> Any:
+    if given not in allowed:
+        raise UnknownOption(f"{option}={given!r}: it is one of {', '.join(allowed)}")
+    return given
+
+
+def _link(
+    name: str,
+    broker_address: str | ConnectionConfig | Mapping[str, Any] | None,
+    reset: Any,
+    create: bool,
+    use_changelogs: bool,
+    exactly_once: bool,
+    on_data_loss: Any,
+    dead_letter_topic: str | None,
+) -> Link | None:
+    """The application's link to Kafka, if it has one."""
+    if broker_address is None:
+        if dead_letter_topic is not None:
+            raise UnknownOption("dead_letter_topic= needs a Kafka cluster: give broker_address=")
+        return None
+    try:
+        from holdfast.kafka.link import Link
+    except ModuleNotFoundError as error:
+        if error.name != "confluent_kafka":
+            raise
+        raise MissingSettings("Kafka needs the package confluent-kafka: pip install 'holdfast[kafka]'") from None
+    if dead_letter_topic is not None:
+        checked_topic_name(dead_letter_topic)
+    return Link(
+        connection(broker_address), name, reset, create, use_changelogs, exactly_once, on_data_loss, dead_letter_topic
     )
 
 

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidPipeline
+from holdfast.kafka.topics import Topic
 from holdfast.plan.functions import check_function
+from holdfast.plan.messages import MessageForm
 from holdfast.plan.pipeline import Pipeline, option
 from holdfast.plan.schema import arrow_schema
 from holdfast.plan.sinks import VERSION_COLUMN
@@ -103,6 +105,23 @@ class StreamingDataFrame:
     def print(self, *, metadata: bool = False) -> StreamingDataFrame:
         """Print every value on the driver's standard output, as `inspect` does; with `metadata` also key and timestamp."""
         self._pipeline.add_sink(self._node, "print", "values", lambda context: PrintTarget(metadata))
+        return self
+
+    def to_topic(self, topic: Topic, key: Callable[[Any], Any] | None = None) -> StreamingDataFrame:
+        """Send every value to a Kafka topic, with the record's key, timestamp and headers; the value goes on.
+
+        `key` makes the message's key of the value. A value that the topic's serializer cannot write, or that is larger than
+        the topic takes, is an error of its record.
+
+        Guaranteed: a consumer that reads committed messages only sees each output once, in the order of its key, through any
+        crash; with `processing_guarantee="at-least-once"` it may see some again. Not guaranteed: an order between keys.
+        """
+        if not isinstance(topic, Topic):
+            raise InvalidPipeline(f"to_topic() takes a topic of app.topic(), not {type(topic).__qualname__}")
+        if key is not None:
+            check_function("to_topic(key=)", key, ["value"])
+        form = MessageForm(topic.name, topic.key_serializer, topic.value_serializer, key)
+        self._pipeline.add_sink(self._node, f"topic:{topic.name}", form, None)
         return self
 
     def to_table(

@@ -49,7 +49,7 @@ class UnknownOption(FixTheProgram):
 
 
 class InvalidName(FixTheProgram):
-    """A name of an application or store that could not be a plain file name."""
+    """A name of an application or store that could not be a plain file name, or of a topic that Kafka would refuse."""
 
 
 class CodecMismatch(FixTheProgram):
@@ -77,6 +77,10 @@ class UnsupportedKey(FixTheRecord):
 
 class UnsupportedValue(FixTheRecord):
     """A value that its codec or its sink's schema would change or cannot hold."""
+
+
+class Undecodable(FixTheRecord):
+    """The bytes of a record are not what its deserializer expects."""
 
 
 class UserFunctionFailed(FixTheRecord):
@@ -115,6 +119,26 @@ class ForeignTarget(StopAndLook):
 
 class SourceMismatch(StopAndLook):
     """Spark's offset log and the manifest chain disagree about what was read."""
+
+
+class TopicMismatch(StopAndLook):
+    """A topic is not what the checkpoint or the settings say: another id, partition count or configuration."""
+
+
+class OffsetsLost(StopAndLook):
+    """Records that were not read yet are gone from the topic. `on_data_loss="skip"` goes on without them."""
+
+
+class EarlierLife(StopAndLook):
+    """There is no checkpoint, but Kafka holds traces of an application of this name."""
+
+
+class MarkerLost(StopAndLook):
+    """Kafka's note of what was published last is gone, and nothing else tells."""
+
+
+class IncompleteChangelog(StopAndLook):
+    """A changelog topic does not hold the whole state, so it cannot be restored from."""
 
 
 class FutureFormat(StopAndLook):
@@ -158,6 +182,14 @@ class MissingSettings(MendTheMachine):
 
 class SparkLost(MendTheMachine):
     """Spark, or a process of it, went away under the run."""
+
+
+class BrokerAway(MendTheMachine):
+    """The Kafka cluster could not be reached for longer than Holdfast waits."""
+
+
+class KafkaRefused(MendTheMachine):
+    """The Kafka cluster refused a request: permissions, credentials, settings."""
 
 
 class JobFailed(MendTheMachine):

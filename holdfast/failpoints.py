@@ -31,7 +31,16 @@ TASK_POINTS = (
     "task.delta.durable",
     "task.outbox.durable",
 )
-"""In the order in which a batch reaches them. `table.staged` lies between the two of delivery."""
+PUBLISH_POINTS = (
+    "publish.begin",
+    "publish.opened",
+    "publish.produced",
+    "publish.marked",
+    "publish.answered",
+    "publish.committed",
+)
+"""In the order in which a batch reaches them. `table.staged` and those of publishing lie between the two of delivery; the first
+two of publishing are only reached where a producer has to be opened. Tasks reach them where tasks publish."""
 
 _hook: Callable[[str, int], None] | None = None
 

@@ -73,7 +73,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     app: str
     holder: str
     """Who committed: host and process, for people."""
-    kind: Literal["start", "batch", "clear"]
+    kind: Literal["start", "batch", "clear", "restoring", "restored", "backfilled"]
+    """`restoring`, `restored`: state that came back from changelog topics, as yet in part, and whole. `backfilled`: all of the
+    state is in its changelog topics from here on."""
     base: int
     """The version at which the state was last empty: a restore begins there."""
     base_id: ManifestId
@@ -90,6 +92,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     schemas: dict[str, str] = {}
     """By sink: the schema that its rows were first written with."""
     partitions: tuple[PartitionCommit, ...]
+    published_by: Literal["driver", "tasks"] | None = None
+    """Who publishes this version to Kafka: fixed here, so that two drivers never do it in two ways."""
+    cleared: int = 0
+    """The version at which the state was last emptied on purpose: what a changelog topic has from before is void."""
+    changelogs: dict[str, str] = {}
+    """By store: the id of the changelog topic that has followed it since the store was empty."""
 
 
 class _Header(msgspec.Struct):

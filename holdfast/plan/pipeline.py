@@ -11,6 +11,7 @@ from typing import Any, Literal
 from holdfast.errors import InvalidPipeline
 from holdfast.log.paths import checked_name
 from holdfast.plan.functions import check_function
+from holdfast.plan.messages import MessageForm
 from holdfast.plan.schema import arrow_schema, to_ddl
 from holdfast.plan.sinks import Sink
 from holdfast.plan.steps import Call, Emit, Node
@@ -26,7 +27,8 @@ class Pipeline:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.root = Node(None, [])
-        self.targets: dict[str, TargetFactory] = {}
+        self.targets: dict[str, TargetFactory | None] = {}
+        """By sink; None: it is published with everything else that goes to Kafka."""
 
     def add_call(self, parent: Node, step: Call) -> Node:
         _check_call(step)
@@ -38,8 +40,8 @@ class Pipeline:
         self,
         parent: Node,
         name: str,
-        form: Literal["rows", "values"],
-        target: TargetFactory,
+        form: Literal["rows", "values"] | MessageForm,
+        target: TargetFactory | None,
         schema: Any = None,
     ) -> Node:
         """Tap the flow at `parent` for a sink whose id begins with `name`."""

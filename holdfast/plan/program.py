@@ -36,20 +36,45 @@ class Program(msgspec.Struct, frozen=True):
     """A `Codec`, the same for all stores of an application."""
     partitions: int
     on_error: ErrorCallback | None = None
+    on_consumer_error: ErrorCallback | None = None
+    """For records that could not be made; without it they are `on_error`'s, too."""
+    dead_letters: Sink | None = None
+    """Where records go that failed and were not skipped; one of the sinks."""
+    changelogs: dict[str, str] = {}
+    """By store: the id of the changelog topic that follows it."""
+    message_limits: dict[str, int] = {}
+    """By sink: the most bytes that its topic takes."""
+    document_limit: int | None = None
+    """The most bytes that a document may have, as far as a changelog topic takes it."""
 
     def codecs(self) -> dict[str, str]:
         return dict.fromkeys(self.stores, self.codec.name)
 
 
+def stores_of(root: Node) -> tuple[str, ...]:
+    """The stores of a pipeline, in the order in which a record meets them."""
+    return tuple(dict.fromkeys(step.store for step in root.walk() if isinstance(step, Call) and step.stateful))
+
+
 def program_of(
-    app: str, source: Source, root: Node, codec: Codec, partitions: int, on_error: ErrorCallback | None
+    app: str,
+    source: Source,
+    root: Node,
+    codec: Codec,
+    partitions: int,
+    on_error: ErrorCallback | None = None,
+    on_consumer_error: ErrorCallback | None = None,
+    dead_letters: Sink | None = None,
 ) -> Program:
     steps = list(root.walk())
     if not steps:
         raise InvalidPipeline("the pipeline has no steps: add at least one, such as apply() or print()")
-    stores = dict.fromkeys(step.store for step in steps if isinstance(step, Call) and step.stateful)
-    sinks = tuple(step.sink for step in steps if isinstance(step, Emit))
-    return Program(app, source, root, tuple(stores), sinks, codec, partitions, on_error)
+    sinks = [step.sink for step in steps if isinstance(step, Emit)]
+    if dead_letters is not None:
+        sinks.append(dead_letters)
+    return Program(
+        app, source, root, stores_of(root), tuple(sinks), codec, partitions, on_error, on_consumer_error, dead_letters
+    )
 
 
 def check_fits(program: Program, head: Manifest) -> None:

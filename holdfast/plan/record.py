@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-Headers = list[tuple[str, bytes]]
+Headers = list[tuple[str, bytes | None]]
+
+
+class Raw(Protocol):
+    """A record as it came."""
+
+    def key(self) -> bytes | None: ...
+
+    def value(self) -> bytes | None: ...
 
 
 class Chunk(msgspec.Struct):
@@ -23,6 +32,10 @@ class Chunk(msgspec.Struct):
     """The encoded keys, where the source had to compute them; None in it: no key."""
     faults: dict[int, Exception] = {}
     """By index in the chunk: a record that could not be made (its key or timestamp function raised)."""
+    headers: list[Headers | None] | None = None
+    """None: no record has any."""
+    raw: Sequence[Raw] | None = None
+    """The records as they came, where that is bytes."""
 
 
 class Record(msgspec.Struct):

@@ -4,10 +4,11 @@ A `Sink` is plain data that travels to the tasks; what delivers the outbox lives
 Whatever a sink could refuse is refused here, as an error of that record and before the commit: nothing poisonous may
 be committed.
 
-Two forms of outbox:
+Three forms of outbox:
 - rows: typed columns after the sink's schema; tables and `foreach_batch`. Without a given schema, the first version
   with rows decides it, and the manifest keeps it.
 - values: `value` (msgpack), `key` (the encoded key or null) and `timestamp` (ms); `inspect` and `print`.
+- messages: bytes for a topic, see messages.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.errors import InvalidPipeline, UnsupportedValue
-from holdfast.plan.record import copied
+from holdfast.plan.messages import MessageForm, MessagesEncoder
+from holdfast.plan.record import Headers, copied
 from holdfast.plan.schema import arrow_schema, inferred, to_ddl
 from holdfast.state.codecs import is_scalar
 from holdfast.state.keys import decode_key, encode_key
@@ -35,7 +37,7 @@ class Sink(msgspec.Struct, frozen=True):
     id: str
     """Stable across runs: undelivered output finds its sink by it."""
     index: int
-    form: Literal["rows", "values"]
+    form: Literal["rows", "values"] | MessageForm
     schema: str | None = None
     """DDL; None: decided by the first rows."""
 
@@ -43,7 +45,10 @@ class Sink(msgspec.Struct, frozen=True):
     def label(self) -> str:
         return self.id
 
-    def encoder(self, pinned: str | None) -> Encoder:
+    def encoder(self, pinned: str | None, limit: int | None) -> Encoder:
+        """`pinned`: the schema that was decided; `limit`: the most bytes of a message."""
+        if isinstance(self.form, MessageForm):
+            return MessagesEncoder(self.id, self.form, limit)
         if self.form == "values":
             return ValuesEncoder()
         schema = pinned or self.schema
@@ -53,7 +58,7 @@ class Sink(msgspec.Struct, frozen=True):
 class Encoder(Protocol):
     """Gathers what one task emits for one sink."""
 
-    def add(self, value: Any, key: Any, timestamp: int) -> None:
+    def add(self, value: Any, key: Any, timestamp: int, headers: Headers | None) -> None:
         """Take a value as it is now, or raise `UnsupportedValue` if the sink could not hold it."""
 
     def __len__(self) -> int: ...
@@ -84,7 +89,7 @@ class RowsEncoder:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, value: Any, key: Any, timestamp: int) -> None:
+    def add(self, value: Any, key: Any, timestamp: int, headers: Headers | None) -> None:
         if type(value) is not dict:
             raise UnsupportedValue(f"{self._sink} takes rows: a value must be a dict, not {type(value).__qualname__}")
         if self._fixed:
@@ -171,7 +176,7 @@ def check_rows(sink: str, schema: pa.Schema, table: pa.Table) -> None:
     """Refuse an outbox with a row that `schema` cannot hold as it is."""
     encoder = RowsEncoder(sink, schema)
     for row in table.to_pylist():
-        encoder.add(row, None, 0)
+        encoder.add(row, None, 0, None)
 
 
 def column_check(kind: pa.DataType) -> Callable[[Any], bool]:
@@ -238,7 +243,7 @@ class ValuesEncoder:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, value: Any, key: Any, timestamp: int) -> None:
+    def add(self, value: Any, key: Any, timestamp: int, headers: Headers | None) -> None:
         try:
             encoded = msgspec.msgpack.encode(value)
         except (TypeError, ValueError, OverflowError, UnicodeEncodeError) as error:

@@ -142,11 +142,11 @@ def _emit_flow(step: Emit, onward: Flow, current: Current) -> Flow:
 
     def emit(value: Any) -> None:
         current.step = label
-        add(value, current.key, current.timestamp)
+        add(value, current.key, current.timestamp, current.headers)
 
     def emit_and_go_on(value: Any) -> None:
         current.step = label
-        add(value, current.key, current.timestamp)
+        add(value, current.key, current.timestamp, current.headers)
         onward(value)
 
     return emit if onward is _end else emit_and_go_on

@@ -15,19 +15,20 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 
+from holdfast.kafka.connection import unlock
 from holdfast.log.manifest import new_id
 from holdfast.log.storage import Storage
 from holdfast.pickling import dumps, loads
 from holdfast.plan.program import Program
-from holdfast.runtime.job import Job, Receipt
+from holdfast.runtime.job import Failure, Job, Receipt
 from holdfast.runtime.session import runtime_session
-from holdfast.runtime.task import Stores, run_task
+from holdfast.runtime.task import Stores, failure_of, raise_failure, run_task
 from holdfast.sources.arrow import ArrowMap, map_in_arrow
 from holdfast.sources.spark import ROUTE, SparkSource
 
@@ -41,23 +42,37 @@ logger = logging.getLogger("holdfast")
 class SparkRunner:
     """Runs jobs on a Spark session."""
 
-    def __init__(self, spark: SparkSession, program: Program, storage: Storage, stores: Stores) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        program: Program,
+        storage: Storage,
+        stores: Stores,
+        secrets: Mapping[str, Any] | None = None,
+    ) -> None:
         self._context = spark.sparkContext
         self._session = runtime_session(spark)
         self._program = program
-        self._work = _Work(self._context.broadcast(dumps((program, storage, stores))))
+        self._work = _Work(self._context.broadcast(dumps((program, storage, stores))), dict(secrets or {}))
         self._warming: threading.Thread | None = None
         self._anchor: RDD[int] | None = None
         self._shuffled_anchor: DataFrame | None = None
 
     def run(self, job: Job, rows: Any) -> list[Receipt]:
-        if self._warming is not None:
-            self._warming.join()  # or the anchor would be cached in two places
-            self._warming = None
+        self._warmed()
         if rows is None:
             return self._ranges().mapPartitionsWithIndex(_range_task(self._work, job)).collect()
         received = map_in_arrow(self._union(rows), _rows_task(self._work, job), "receipt binary").collect()
         return [pickle.loads(row.receipt) for row in received]
+
+    def each(self, function: Callable[[int, Storage, Stores], Any]) -> list[Any]:
+        """Run `function(partition, storage, stores)` once per partition, where the partition is; what it returned, in order."""
+        self._warmed()
+        outcomes = self._ranges().mapPartitionsWithIndex(_each_task(self._work, function)).collect()
+        for _, failure in outcomes:
+            if failure is not None:
+                raise_failure(failure)
+        return [result for result, _ in outcomes]
 
     def warm_up(self) -> None:
         """Start the workers and the anchor in the background, while Spark is busy with the start of the query."""
@@ -79,6 +94,11 @@ class SparkRunner:
             if anchor is not None:
                 anchor.unpersist()
 
+    def _warmed(self) -> None:
+        if self._warming is not None:
+            self._warming.join()  # or the anchor would be cached in two places
+            self._warming = None
+
     def _ranges(self) -> RDD[int]:
         if self._anchor is None:
             partitions = self._program.partitions
@@ -96,15 +116,20 @@ class SparkRunner:
 
 
 class _Work:
-    """What all tasks of a run share, unpickled once per worker process."""
+    """What all tasks of a run share, unpickled once per worker process.
 
-    def __init__(self, broadcast: Broadcast[bytes]) -> None:
+    Spark writes a broadcast to a file. Secrets are not part of it: they go with the closure of each job, in memory.
+    """
+
+    def __init__(self, broadcast: Broadcast[bytes], secrets: dict[str, Any]) -> None:
         self.token = new_id()
         self._broadcast = broadcast
+        self._secrets = secrets
 
     def open(self) -> tuple[Program, Storage, Stores]:
         if self.token not in _opened:
             _opened.clear()
+            unlock(self._secrets)
             _opened[self.token] = loads(self._broadcast.value)
         return _opened[self.token]
 
@@ -132,6 +157,23 @@ def _range_task(work: _Work, job: Job) -> Callable[[int, Iterable[int]], Iterato
         assert job.span is not None
         reading = program.source.read(partition, program.partitions, job.span)
         yield run_task(program, job, partition, reading, storage, stores)
+
+    return task
+
+
+def _each_task(
+    work: _Work, function: Callable[[int, Storage, Stores], Any]
+) -> Callable[[int, Iterable[int]], Iterator[tuple[Any, Failure | None]]]:
+    """A task that calls a function of ours; what it raises comes back as a failure, not as Spark's text."""
+
+    def task(partition: int, anchor: Iterable[int]) -> Iterator[tuple[Any, Failure | None]]:
+        for _ in anchor:
+            pass
+        _, storage, stores = work.open()
+        try:
+            yield function(partition, storage, stores), None
+        except Exception as error:
+            yield None, failure_of(error, None)
 
     return task
 

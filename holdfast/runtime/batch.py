@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -95,6 +95,23 @@ class Target(Protocol):
         """Make the output of a committed version visible."""
 
 
+class Publisher(Protocol):
+    """Publishes what goes to Kafka: the outboxes of its sinks, the deltas, the positions. Everything of a version together.
+
+    It is given every version, also one without output, and must bear being given the same version again.
+    """
+
+    sinks: frozenset[str]
+
+    def prepare(self, head: Manifest) -> None:
+        """Refuse what someone else has published, before anything runs."""
+
+    def way(self, rows: int) -> Literal["driver", "tasks"]:
+        """Who will publish a version of so many rows."""
+
+    def publish(self, manifest: Manifest) -> None: ...
+
+
 class Outbox:
     """What a committed version emitted for one sink."""
 
@@ -127,6 +144,7 @@ class Driver:
         runner: Runner,
         targets: Mapping[str, Target],
         *,
+        publisher: Publisher | None = None,
         clock: Callable[[], int],
         holder: str,
     ) -> None:
@@ -134,6 +152,7 @@ class Driver:
         self._program = program
         self._runner = runner
         self._targets = targets
+        self._publisher = publisher
         self._clock = clock
         self._holder = holder
         self._ranged = hasattr(program.source, "propose")
@@ -147,13 +166,25 @@ class Driver:
         if head is None:
             head = self._chain.commit(self._first())
         check_owner(head, self._program.app)
+        if head.kind == "restoring":
+            raise StopAndLook(
+                f'the checkpoint holds a restore that was interrupted at version {head.version}: run(recover="changelog") goes on '
+                "with it",
+                version=head.version,
+            )
         _check_head_is_last(head, marks)
         check_fits(self._program, head)
         self._take(head)
         for target in self._targets.values():
             target.prepare(head)
-        self._deliver(_last_batch(self._chain, head))
+        if self._publisher is not None:
+            self._publisher.prepare(head)
+        self._deliver_to(head)
         return head
+
+    def adopt(self, manifest: Manifest) -> None:
+        """Commit a manifest that changes no state, and go on from it."""
+        self._take(self._chain.commit(manifest))
 
     def run_batch(self, proposal: Proposal) -> Manifest:
         """One micro-batch, exactly once."""
@@ -161,7 +192,7 @@ class Driver:
         version = head.version + 1
         reach("batch.begin", version)
         if self._is_committed(proposal.spark):  # 1
-            self._deliver(_last_batch(self._chain, head))
+            self._deliver_to(head)
             return head
         job = self._plan(proposal, version)
         receipts = self._run(job, proposal.rows)  # 2, 3
@@ -300,6 +331,7 @@ class Driver:
             position=source.initial() if self._ranged else None,
             spark=None,
             codecs=self._program.codecs(),
+            changelogs=self._program.changelogs,
             partitions=empty_partitions(self._program.partitions),
         )
 
@@ -331,7 +363,15 @@ class Driver:
                 )
                 for before, receipt in zip(head.partitions, receipts, strict=True)
             ),
+            published_by=self._way(receipts),
+            changelogs=self._program.changelogs,
         )
+
+    def _way(self, receipts: list[Receipt]) -> Literal["driver", "tasks"] | None:
+        if self._publisher is None:
+            return None
+        files = [file for one in receipts for file in (one.delta, *one.outboxes.values()) if file is not None]
+        return self._publisher.way(sum(file.rows for file in files))
 
     def _new_schemas(self, receipts: list[Receipt]) -> dict[str, str]:
         """The schema of each sink that got its first rows."""
@@ -360,12 +400,22 @@ class Driver:
 
     # -- 5: delivery ---------------------------------------------------------------------------------------
 
+    def _deliver_to(self, head: Manifest) -> None:
+        """Deliver what a crash may have left: the last batch, and what emptied the state after it."""
+        undelivered = [head]
+        while undelivered[-1].kind in ("clear", "backfilled"):
+            undelivered.append(self._chain.parent_of(undelivered[-1]))
+        for manifest in reversed(undelivered):
+            self._deliver(manifest)
+
     def _deliver(self, manifest: Manifest) -> None:
         """Every sink gets the outbox of this version, unless a mark says that all have it."""
         emitted = {sink for commit in manifest.partitions for sink in commit.outboxes}
-        if not emitted or self._is_delivered(manifest):
+        published = self._publisher is not None and manifest.kind in ("batch", "clear")
+        if not (emitted or published) or self._is_delivered(manifest):
             return
-        unknown = emitted - self._targets.keys()
+        known = self._targets.keys() | (self._publisher.sinks if self._publisher is not None else set())
+        unknown = emitted - known
         if unknown:
             raise StopAndLook(
                 f"version {manifest.version} has undelivered output for {sorted(unknown)}, which the pipeline no longer has: "
@@ -380,6 +430,12 @@ class Driver:
                 except Exception:
                     self._check_not_fenced()  # another run may have delivered it and cleared up after us
                     raise
+        if self._publisher is not None and published:
+            try:
+                self._publisher.publish(manifest)
+            except Exception:
+                self._check_not_fenced()
+                raise
         reach("deliver.done", manifest.version)
         try:
             self._chain.storage.put(paths.delivered(manifest.version), msgspec.json.encode({"manifest": manifest.id}))
@@ -414,10 +470,3 @@ def _check_head_is_last(head: Manifest, marks: list[str]) -> None:
             f"{name} is missing, though {marks[-1]} says that its output was delivered; restore the last commits from a backup",
             name=name,
         )
-
-
-def _last_batch(chain: Chain, manifest: Manifest) -> Manifest:
-    """The last manifest that may have output: a clear has none, but the batch before it may."""
-    while manifest.kind == "clear":
-        manifest = chain.parent_of(manifest)
-    return manifest

@@ -26,18 +26,23 @@ from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 
 from holdfast.errors import Damaged, Fenced, SparkLost
-from holdfast.log.manifest import Manifest, SparkBatch, new_id
+from holdfast.log.manifest import Manifest, Position, SparkBatch, new_id
 from holdfast.log.storage import disk_error
 from holdfast.plan.program import Program
 from holdfast.runtime.batch import Driver, Proposal
 from holdfast.runtime.locks import FileLock
 from holdfast.runtime.progress import Progress
+from holdfast.sources.base import Span
 from holdfast.sources.spark import SparkSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+POLL_S = 0.004
+IDLE_POLL_S = 0.05
+"""How often to look for more: at first, and in the end."""
 
 logger = logging.getLogger("holdfast")
 
@@ -47,6 +52,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     rows: int
     """Per batch, of a ranged source."""
+    interval: float = 0.0
+    """Seconds between two batches of a ranged source, unless there are `rows` records."""
     count: int | None = None
     """Records to process in all."""
     timeout: float | None = None
@@ -73,6 +80,7 @@ class Query:
         self._query_id: str | None = None
         self._last_batch = -1
         self._last_rows = time.monotonic()
+        self._began = float("-inf")
         self._count = 0
         self._error: BaseException | None = None
 
@@ -82,6 +90,8 @@ class Query:
 
     def run(self) -> None:
         """Block until the run is over; raise what ended it, if it was an error."""
+        if self._limits.available_now and not isinstance(self._program.source, SparkSource):
+            self._program.source.until_now()
         if self._stop.is_set() or self._nothing_left(self._driver.head):
             return
         with self._checkpoint() as checkpoint:
@@ -136,16 +146,18 @@ class Query:
 
     def _on_batch(self, checkpoint: Path) -> Any:
         def on_batch(rows: DataFrame, batch: int) -> None:
-            with self._idle:
-                if self._stop.is_set():
-                    raise _NotNowError
-                self._busy = True
-            began = time.monotonic()
             try:
                 proposal = self._proposal(checkpoint, rows, batch)
+                with self._idle:
+                    if self._stop.is_set():
+                        raise _NotNowError
+                    self._busy = True
+                self._began = began = time.monotonic()
                 manifest = self._driver.run_batch(proposal)
                 self._progress.batch(manifest, time.monotonic() - began)
                 self._after(manifest, proposal, batch)
+            except _NotNowError:
+                raise
             except BaseException as error:
                 self._error = error
                 self._stop.set()
@@ -165,10 +177,22 @@ class Query:
         spark = SparkBatch(self._query_id, batch, _digest(checkpoint, offsets, batch))
         if isinstance(self._program.source, SparkSource):
             return Proposal(spark, rows=rows)
-        rows_wanted = self._limits.rows
-        if self._limits.count is not None:
-            rows_wanted = min(rows_wanted, self._limits.count - self._count)
-        return Proposal(spark, end=self._program.source.propose(self._driver.head.position, rows_wanted))
+        return Proposal(spark, end=self._next_end())
+
+    def _next_end(self) -> Position:
+        """Wait for something to read. A source that is idle makes no versions; `run(timeout=)` and `stop()` are heard."""
+        limits, source, start = self._limits, self._program.source, self._driver.head.position
+        assert start is not None
+        rows = limits.rows if limits.count is None else min(limits.rows, limits.count - self._count)
+        pause = POLL_S
+        while not self._stop.is_set():
+            end: Position = source.propose(start, rows)
+            due = time.monotonic() - self._began >= limits.interval
+            if end != start and (due or source.count(Span(start, end)) >= rows):
+                return end
+            self._stop.wait(pause)
+            pause = min(pause * 1.3, IDLE_POLL_S)
+        raise _NotNowError
 
     def _after(self, manifest: Manifest, proposal: Proposal, batch: int) -> None:
         """See whether this batch was the last one. A range that could not be read to its end was."""

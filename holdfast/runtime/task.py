@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NoReturn, Protocol
 
-from holdfast.errors import FixTheRecord, MissingKey, UserFunctionFailed
+from holdfast.errors import FixTheRecord, MissingKey, UnsupportedValue, UserFunctionFailed
 from holdfast.failpoints import reach
 from holdfast.log import paths
 from holdfast.log.files import FileRef, write_delta, write_table
@@ -26,8 +26,9 @@ from holdfast.log.manifest import AttemptId, InstanceId, Position, new_id
 from holdfast.log.recipe import bring
 from holdfast.log.storage import Storage
 from holdfast.pickling import dumps, loads
+from holdfast.plan.messages import MessagesEncoder
 from holdfast.plan.program import Program
-from holdfast.plan.record import Chunk, Headers, Place, Record
+from holdfast.plan.record import Chunk, Headers, Place, Raw, Record, shown_key
 from holdfast.plan.schema import to_ddl
 from holdfast.plan.sinks import Encoder, Sink
 from holdfast.plan.steps import compiled
@@ -118,7 +119,10 @@ class _Batch:
         self._documents = {
             name: Documents(store, name, program.codec, job.time_ms, self._undo) for name in program.stores
         }
-        self._encoders = {sink.id: sink.encoder(job.schemas.get(sink.id)) for sink in program.sinks}
+        self._encoders = {
+            sink.id: sink.encoder(job.schemas.get(sink.id), program.message_limits.get(sink.id))
+            for sink in program.sinks
+        }
         self._open_scratch = open_scratch
         self._scratch: Store | None = None
         self._flow = compiled(program.root, self)
@@ -148,6 +152,7 @@ class _Batch:
         for documents in self._documents.values():
             documents.prefetch(routes)
         flow, undo, faults, timestamps = self._flow, self._undo, chunk.faults, chunk.timestamps
+        headers = chunk.headers
         encoders = tuple(self._encoders.values())
         emitted: list[int] = []
         self.timestamp = self._job.time_ms
@@ -155,6 +160,8 @@ class _Batch:
             if timestamps is not None:
                 time = timestamps[index]
                 self.timestamp = self._job.time_ms if time is None else time
+            if headers is not None:
+                self.headers = headers[index]
             if encoders:
                 emitted = [len(encoder) for encoder in encoders]
             try:
@@ -186,24 +193,39 @@ class _Batch:
             documents.spill(self._scratch)
 
     def _failed(self, error: Exception, chunk: Chunk, index: int) -> None:
-        """Skip the record if the user's callback says so; otherwise the error ends the batch."""
-        source = self._program.source.name
-        self.place = Place(source, self._partition, chunk.positions[index], self.key, self.step)
-        if self._program.on_error is None:
-            raise error
-        record = Record(
-            chunk.values[index],
-            self.key,
-            self.timestamp,
-            self.headers,
-            source,
-            self._partition,
-            chunk.positions[index],
-        )
-        if not self._program.on_error(error, record, logger):
-            raise error
+        """Skip the record if the user's callback says so, or put it aside; otherwise the error ends the batch."""
+        program = self._program
+        source = program.source.name
+        position = chunk.positions[index]
+        self.place = Place(source, self._partition, position, self.key, self.step)
+        callback = program.on_error
+        if index in chunk.faults and program.on_consumer_error is not None:
+            callback = program.on_consumer_error
+        record = Record(chunk.values[index], self.key, self.timestamp, self.headers, source, self._partition, position)
+        if callback is None or not callback(error, record, logger):
+            if program.dead_letters is None or chunk.raw is None:
+                raise error
+            self._put_aside(program.dead_letters, chunk.raw[index], error, self.place)
         self.place = None
         self._skipped += 1
+
+    def _put_aside(self, sink: Sink, raw: Raw, error: Exception, place: Place) -> None:
+        """A dead letter: the record as it came, with where it came from and why it is here."""
+        encoder = self._encoders[sink.id]
+        assert isinstance(encoder, MessagesEncoder)
+        encoder.put(raw.key(), raw.value(), self.timestamp, [*(self.headers or ()), *_reasons(error, place)])
+
+    def _check_sizes(self, documents: Documents, keys: list[bytes], values: list[bytes | None]) -> None:
+        """Nothing may be committed that the changelog topic would refuse."""
+        limit = self._program.document_limit
+        if limit is None:
+            return
+        for key, value in zip(keys, values, strict=True):
+            if value is not None and len(key) + len(value) > limit:
+                raise UnsupportedValue(
+                    f"store {documents.name!r}, key {shown_key(documents.key_of(key))}: its state has {len(value):,} bytes, its "
+                    f"changelog topic takes {limit:,}; keep less, or raise the topic's max.message.bytes"
+                )
 
     def receipt(self, storage: Storage, attempt: AttemptId, end: Position | None) -> Receipt:
         job, partition = self._job, self._partition
@@ -212,6 +234,7 @@ class _Batch:
         keys_grown = bytes_grown = 0
         for _, documents in sorted(self._documents.items()):
             changed, to, more_keys, more_bytes = documents.changes()
+            self._check_sizes(documents, changed, to)
             keys += changed
             values += to
             keys_grown += more_keys
@@ -244,6 +267,18 @@ class _Batch:
             keys_grown=keys_grown,
             bytes_grown=bytes_grown,
         )
+
+
+def _reasons(error: Exception, place: Place) -> Headers:
+    """The headers of a dead letter."""
+    return [
+        ("holdfast.topic", place.source.encode()),
+        ("holdfast.partition", str(place.partition).encode()),
+        ("holdfast.offset", str(place.position).encode()),
+        ("holdfast.step", place.step.encode()),
+        ("holdfast.error", type(error).__qualname__.encode()),
+        ("holdfast.message", _message(error).encode(errors="replace")),
+    ]
 
 
 def _routes(chunk: Chunk) -> list[bytes | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,9 +65,13 @@ class StateView:
         head = self._head()
         if head is None:
             return None
-        with self._at(head, partition_of(route, len(head.partitions))) as store:
-            (stored,) = store.get_many([document_prefix(self._name) + route])
-        return None if stored is None else read_document(stored, self._codec, head.time_ms) or None
+        name = document_prefix(self._name) + route
+        for partition in _homes(head, route):
+            with self._at(head, partition) as store:
+                (stored,) = store.get_many([name])
+            if stored is not None:
+                return read_document(stored, self._codec, head.time_ms) or None
+        return None
 
     def items(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
         """Every key and its state, in no particular order, all at the version that is the last one now."""
@@ -115,6 +119,12 @@ class StateView:
         store = RocksDBStore(directory / "store")
         weakref.finalize(self, _discard, store, directory)
         return store
+
+
+def _homes(head: Manifest, route: bytes) -> Iterable[int]:
+    """The partitions in which a key may be: of a topic, whoever wrote to it has chosen."""
+    partitions = len(head.partitions)
+    return range(partitions) if head.source == "kafka" else (partition_of(route, partitions),)
 
 
 def _discard(store: Store, directory: Path) -> None:

@@ -44,6 +44,12 @@ class RangedSource(Source, Protocol):
     def propose(self, start: Position, rows: int) -> Position:
         """How far a batch of at most `rows` rows that begins at `start` may go; `start` itself if there is nothing."""
 
+    def count(self, span: Span) -> int:
+        """How many records lie in `span`, at most."""
+
+    def until_now(self) -> None:
+        """What comes from now on is not part of this run."""
+
     def is_over(self, position: Position) -> bool:
         """Whether nothing can ever come after `position`, as far as can be told without reading."""
 

@@ -54,6 +54,12 @@ class IterableSource:
         end: int = start["taken"] + rows
         return {"taken": end if callable(self._records) else max(start["taken"], min(end, len(self._records)))}
 
+    def count(self, span: Span) -> int:
+        return int(span.end["taken"]) - int(span.start["taken"])
+
+    def until_now(self) -> None:
+        """An iterable ends by itself."""
+
     def is_over(self, position: Position) -> bool:
         return not callable(self._records) and position["taken"] >= len(self._records)
 

@@ -157,6 +157,7 @@ class Documents:
     """The documents of one store that a batch touches, in one partition."""
 
     def __init__(self, store: Store, name: str, codec: Codec, now_ms: int, undo: list[Any]) -> None:
+        self.name = name
         self.codec = codec
         self.now_ms = now_ms
         self.states: dict[bytes, State] = {}
@@ -242,6 +243,10 @@ class Documents:
         for key, spilled in scratch.scan(self._prefix, self._prefix[:-1] + b"\1"):
             known, value = _decode_spilled(spilled)
             yield key, known, value
+
+    def key_of(self, stored: bytes) -> Any:
+        """The user's key of a store key."""
+        return decode_key(stored[len(self._prefix) :])
 
     def is_over(self, entry: Any) -> bool:
         """Whether an entry has expired."""

@@ -152,7 +152,7 @@ def test_a_store_is_for_stateful_steps(sdf: StreamingDataFrame, verb: str) -> No
     [
         ("partition", "did you mean 'partitions'"),
         ("state_directory", "did you mean 'state_dir'"),
-        ("on_error", "on_processing_error"),
+        ("processing_error", "on_processing_error"),
         ("zzz", "the options are name, consumer_group"),
     ],
 )

@@ -67,13 +67,17 @@ def test_the_tree_is_sorted_by_what_the_user_has_to_do() -> None:
         "FixTheProgram": {
             "FixTheProgram", "InvalidPipeline", "UnknownOption", "InvalidName", "CodecMismatch", "PlanMismatch",
         },
-        "FixTheRecord": {"FixTheRecord", "MissingKey", "UnsupportedKey", "UnsupportedValue", "UserFunctionFailed"},
+        "FixTheRecord": {
+            "FixTheRecord", "MissingKey", "UnsupportedKey", "UnsupportedValue", "UserFunctionFailed", "Undecodable",
+        },
         "StopAndLook": {
             "StopAndLook", "Fenced", "RunIsAlive", "ForeignCheckpoint", "ForeignTarget", "SourceMismatch", "FutureFormat",
-            "Damaged", "ZombieTask", "IncompleteJob",
+            "Damaged", "ZombieTask", "IncompleteJob", "TopicMismatch", "OffsetsLost", "EarlierLife", "MarkerLost",
+            "IncompleteChangelog",
         },
         "MendTheMachine": {
             "MendTheMachine", "StorageFull", "StorageReadOnly", "StorageFailed", "MissingSettings", "JobFailed", "SparkLost",
+            "BrokerAway", "KafkaRefused",
         },
     }  # fmt: skip
 

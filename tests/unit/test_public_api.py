@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 def test_the_public_names_are_these() -> None:
     assert holdfast.__all__ == [
         "Application",
+        "ConnectionConfig",
+        "KafkaMessage",
         "Persistence",
         "Place",
         "Record",
@@ -29,6 +31,8 @@ def test_the_public_names_are_these() -> None:
         "State",
         "StateView",
         "StreamingDataFrame",
+        "Topic",
+        "TopicConfig",
     ]
 
 

@@ -105,7 +105,7 @@ def test_a_struct_type_of_spark_is_a_schema() -> None:
 def written(schema: str | None, *rows: Any) -> list[dict[str, Any]]:
     encoder = RowsEncoder("sink", None if schema is None else arrow_schema(schema))
     for row in rows:
-        encoder.add(row, None, 0)
+        encoder.add(row, None, 0, None)
     result: list[dict[str, Any]] = encoder.table().to_pylist()
     return result
 

@@ -1,0 +1,1 @@
+"""Kafka: what source, sink and changelog share."""

@@ -1,0 +1,80 @@
+"""The records of a changelog topic, format 1.
+
+One topic per store, one partition per state partition. A version adds, in one transaction:
+- for every changed key a record: key = kind byte + encoded key, value = the version (8 bytes, big-endian) + the document;
+  null if the key was deleted;
+- one milestone per partition: key = `\\0milestone`, value = JSON, see `Milestone`.
+Compaction keeps the last of each, which is all that a restore needs: the documents, and in the milestone the version that
+they add up to, where the source stood, and the version at which the state was last empty. A document that is older than
+that is not part of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import FutureFormat, IncompleteChangelog
+from holdfast.state.documents import document_prefix
+from holdfast.stores.base import Change
+
+FORMAT = 1
+MILESTONE = b"\0milestone"
+_VERSION = 8
+
+
+class Milestone(msgspec.Struct, frozen=True, kw_only=True):
+    """What the changelog of one partition adds up to."""
+
+    format: int = FORMAT
+    app: str
+    instance: str
+    version: int
+    manifest: str
+    cleared: int
+    """The version at which the state was last emptied: documents that are not later are void."""
+    time_ms: int
+    topic: str
+    """The id of the source topic."""
+    offset: int
+    """The next offset of the source partition."""
+    codec: str
+    stores: tuple[str, ...]
+    """All stores of the application: their changelogs stand at the same version."""
+
+
+def encode_milestone(milestone: Milestone) -> bytes:
+    return msgspec.json.encode(milestone)
+
+
+def decode_milestone(topic: str, partition: int, data: bytes) -> Milestone:
+    try:
+        header = msgspec.json.decode(data, type=dict[str, Any])
+        written = int(header.get("format", 0))
+        if written <= FORMAT:
+            return msgspec.json.decode(data, type=Milestone)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+        raise IncompleteChangelog(
+            f"topic {topic}, partition {partition}: its last milestone cannot be read; something else writes to this topic",
+            topic=topic,
+            partition=partition,
+        ) from None
+    raise FutureFormat(
+        f"topic {topic} has format {written}; this version of Holdfast reads up to {FORMAT}: upgrade it", format=written
+    )
+
+
+def records(store: str, version: int, changes: Iterable[Change]) -> Iterator[tuple[bytes, bytes | None]]:
+    """The changes of one store as (key, value) of its changelog."""
+    prefix = document_prefix(store)
+    skip, number = len(prefix), version.to_bytes(_VERSION, "big")
+    for key, value in changes:
+        if key.startswith(prefix):
+            yield b"d" + key[skip:], None if value is None else number + value
+
+
+def restored(store: str, key: bytes, value: bytes) -> tuple[int, bytes, bytes]:
+    """(version, store key, document) of a record that is not a milestone and not deleted."""
+    return int.from_bytes(value[:_VERSION], "big"), document_prefix(store) + key[1:], value[_VERSION:]

@@ -1,0 +1,268 @@
+"""The cluster as an administrator sees it: which topics there are, what they are like, and where they end.
+
+Every answer is checked and every failure has a name: a cluster that does not answer is `BrokerAway`, one that says no
+is `KafkaRefused`. Nothing here changes a topic that exists.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from holdfast.errors import BrokerAway, HoldfastError, KafkaRefused, TopicMismatch
+from holdfast.kafka.connection import Connection
+
+ANSWER_S = 15.0
+"""How long a question may take."""
+
+AWAY = frozenset(
+    (
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._RESOLVE,
+        KafkaError._WAIT_COORD,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+    )
+)
+"""What passes when the cluster is well again."""
+
+Answer = TypeVar("Answer")
+logger = logging.getLogger("holdfast")
+
+
+class TopicState(msgspec.Struct, frozen=True):
+    """A topic as it is."""
+
+    name: str
+    id: str
+    partitions: int
+    replication: int
+
+
+class TopicNeed(msgspec.Struct, frozen=True):
+    """A topic as it has to be, or as it will be created."""
+
+    name: str
+    partitions: int | None
+    """None: as many as it has; 1 if it is created."""
+    replication: int | None
+    """None: the cluster's default, and any is fine."""
+    settings: Mapping[str, str] = {}
+    purpose: str = ""
+    """For people."""
+    ours: bool = False
+    """Holdfast's own: its settings are checked, too."""
+
+    def __str__(self) -> str:
+        settings = "".join(f", {name}={value}" for name, value in sorted(self.settings.items()))
+        replication = self.replication if self.replication is not None else "the default"
+        return f"{self.name}: partitions={self.partitions or 1}, replication-factor={replication}{settings}"
+
+
+class Cluster:
+    """A connection for questions. Lives on the driver."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._admin = AdminClient(connection.settings({"client.id": "holdfast"}))
+        self._address = repr(connection)
+
+    def topics(self, names: Iterable[str]) -> dict[str, TopicState]:
+        """Those of `names` that exist."""
+        wanted = list(dict.fromkeys(names))
+        found = {}
+        for name, future in self._admin.describe_topics(TopicCollection(wanted), request_timeout=ANSWER_S).items():
+            try:
+                topic = self._answer(f"describe topic {name}", future.result)
+            except _NoTopicError:
+                continue
+            replication = min((len(partition.replicas) for partition in topic.partitions), default=1)
+            found[name] = TopicState(name, str(topic.topic_id), len(topic.partitions), replication)
+        return found
+
+    def configuration(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """The settings of topics that exist."""
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        if not resources:
+            return {}
+        answers = self._admin.describe_configs(resources, request_timeout=ANSWER_S)
+        found = {}
+        for resource, future in answers.items():
+            entries = self._answer(f"describe the settings of topic {resource.name}", future.result)
+            found[resource.name] = {name: str(entry.value) for name, entry in entries.items()}
+        return found
+
+    def first_offsets(self, topic: str, partitions: int) -> list[int]:
+        """Where each partition begins."""
+        return self._offsets(topic, partitions, OffsetSpec.earliest())
+
+    def last_offsets(self, topic: str, partitions: int) -> list[int]:
+        """Where each partition ends for those who read committed records only: open transactions lie beyond."""
+        return self._offsets(topic, partitions, OffsetSpec.latest())
+
+    def both_offsets(self, topic: str, partitions: int) -> tuple[list[int], list[int]]:
+        """Begin and end of each partition; both questions are on their way at once."""
+        asked = [self._ask(topic, partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())]
+        first, last = (self._read(topic, answers) for answers in asked)
+        return first, last
+
+    def group_offsets(self, group: str) -> dict[tuple[str, int], tuple[int, str]]:
+        """(topic, partition) -> (offset, metadata) of a consumer group."""
+        from confluent_kafka import ConsumerGroupTopicPartitions
+
+        def ask() -> Any:
+            request = [ConsumerGroupTopicPartitions(group)]
+            answers = self._admin.list_consumer_group_offsets(request, require_stable=True, request_timeout=ANSWER_S)
+            return answers[group].result()
+
+        try:
+            found = patiently(f"read the offsets of group {group}", ask)
+        except _NoTopicError:
+            return {}
+        return {
+            (entry.topic, entry.partition): (entry.offset, entry.metadata or "")
+            for entry in found.topic_partitions
+            if entry.offset >= 0
+        }
+
+    def create(self, needs: Sequence[TopicNeed]) -> None:
+        """Create topics that do not exist; one that another process creates meanwhile is as good."""
+        if not needs:
+            return
+        wanted = [
+            NewTopic(
+                need.name,
+                num_partitions=need.partitions or 1,
+                replication_factor=need.replication if need.replication is not None else -1,
+                config=dict(need.settings),
+            )
+            for need in needs
+        ]
+        answers = self._admin.create_topics(wanted, operation_timeout=ANSWER_S, request_timeout=ANSWER_S)
+        for need in needs:
+            try:
+                answers[need.name].result()
+                logger.info("created topic %s", need)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    lines = "\n".join(f"  {one}" for one in needs)
+                    raise KafkaRefused(
+                        f"topic {need.name} could not be created ({error.args[0].str()}); "
+                        f"create these by hand, exactly so:\n{lines}",
+                        topic=need.name,
+                    ) from None
+
+    def check(self, needs: Sequence[TopicNeed], *, create: bool) -> dict[str, TopicState]:
+        """The topics that are needed, created if they are missing and may be, refused if they are not as they have to be."""
+        found = self.topics(need.name for need in needs)
+        missing = [need for need in needs if need.name not in found]
+        if missing and not create:
+            lines = "\n".join(f"  {need}" for need in missing)
+            raise TopicMismatch(
+                f"these topics do not exist, and auto_create_topics is off; create them, exactly so:\n{lines}",
+                topics=[need.name for need in missing],
+            )
+        if missing:
+            self.create(missing)
+            found |= self._appeared([need.name for need in missing])
+        wrong = self._differences(needs, found)
+        if wrong:
+            lines = "\n".join(f"  {need} ({why})" for need, why in wrong)
+            raise TopicMismatch(
+                f"these topics have other settings than they need; change them, or remove them to have them created anew, "
+                f"exactly so:\n{lines}",
+                topics=[need.name for need, _ in wrong],
+            )
+        return found
+
+    def _differences(self, needs: Sequence[TopicNeed], found: Mapping[str, TopicState]) -> list[tuple[TopicNeed, str]]:
+        wrong = []
+        settings = self.configuration(need.name for need in needs if need.ours)
+        for need in needs:
+            if not need.ours:
+                continue
+            if need.partitions is not None and found[need.name].partitions != need.partitions:
+                wrong.append((need, f"it has {found[need.name].partitions} partitions"))
+            for name, value in need.settings.items():
+                if settings[need.name].get(name) != value:
+                    wrong.append((need, f"{name} is {settings[need.name].get(name)}"))
+        return wrong
+
+    def _appeared(self, names: list[str]) -> dict[str, TopicState]:
+        """Topics that were just created: the brokers hear of them a moment later."""
+        limit = time.monotonic() + ANSWER_S
+        while True:
+            found = self.topics(names)
+            if len(found) == len(names) or time.monotonic() > limit:
+                return found
+            time.sleep(0.05)
+
+    def _offsets(self, topic: str, partitions: int, spec: OffsetSpec) -> list[int]:
+        return self._read(topic, self._ask(topic, partitions, spec))
+
+    def _ask(self, topic: str, partitions: int, spec: OffsetSpec) -> dict[TopicPartition, Any]:
+        request = {TopicPartition(topic, partition): spec for partition in range(partitions)}
+        answers: dict[TopicPartition, Any] = self._admin.list_offsets(
+            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ANSWER_S
+        )
+        return answers
+
+    def _read(self, topic: str, answers: dict[TopicPartition, Any]) -> list[int]:
+        offsets = {
+            place.partition: int(self._answer(f"read the offsets of topic {topic}", future.result).offset)
+            for place, future in answers.items()
+        }
+        return [offsets[partition] for partition in sorted(offsets)]
+
+    def _answer(self, what: str, ask: Callable[[], Answer]) -> Answer:
+        try:
+            return ask()
+        except KafkaException as error:
+            raise named(error, f"cannot {what}") from None
+
+
+def patiently(what: str, ask: Callable[[], Answer], patience: float = 2 * ANSWER_S) -> Answer:
+    """The answer of a cluster that may still be finding its coordinators, or be away for a moment."""
+    limit = time.monotonic() + patience
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in AWAY or time.monotonic() > limit:
+                raise named(error, f"cannot {what}") from None
+            time.sleep(0.1)
+
+
+class _NoTopicError(HoldfastError):
+    """There is no such topic or group."""
+
+
+def named(error: KafkaException, what: str) -> HoldfastError:
+    """A client's error as the one that says what to do."""
+    reason: KafkaError = error.args[0]
+    if reason.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.GROUP_ID_NOT_FOUND):
+        return _NoTopicError(f"{what}: there is no such topic")
+    if reason.code() in AWAY:
+        return BrokerAway(f"{what}: {reason.str()}; when the cluster answers again, start again: nothing is lost")
+    return KafkaRefused(f"{what}: {reason.str()} ({reason.name()})", code=reason.name())

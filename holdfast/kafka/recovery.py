@@ -1,0 +1,481 @@
+"""Coming back from Kafka alone: the checkpoint is gone, and the changelog topics hold state and position.
+
+Each partition is restored to the last version that its changelogs have, with the position that belongs to it: what was
+published of a partition is one transaction, so nothing is counted twice or left out. A restore runs in rounds. A round
+reads the next records of every changelog partition in tasks, puts them down as deltas and commits them as a version of
+kind `restoring`, so memory is bounded and an interrupted restore goes on where it stopped. The last version is of kind
+`restored`; only from such a one does processing start.
+
+The new chain goes on with the instance of the old one and begins after its last version, so the notes in Kafka stay true.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.errors import CodecMismatch, EarlierLife, IncompleteChangelog, TopicMismatch
+from holdfast.kafka import names
+from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, restored
+from holdfast.kafka.connection import Connection
+from holdfast.kafka.cursors import Cursor, cursor
+from holdfast.kafka.link import Attachment
+from holdfast.kafka.publishing import Ledger, Note
+from holdfast.log import paths
+from holdfast.log.files import FileRef, write_delta
+from holdfast.log.manifest import AttemptId, Chain, InstanceId, Manifest, ManifestId, PartitionCommit, Position, new_id
+from holdfast.log.recipe import Recipe, bring, recipe_for
+from holdfast.log.storage import Storage
+from holdfast.plan.program import Program
+from holdfast.stores.base import Store
+
+ROUND = 400_000
+"""Records of a changelog partition that a round reads."""
+WINDOW = 1_000
+"""Offsets before the end in which to look for a milestone, at first."""
+
+Recover = Literal["changelog", "nothing"]
+Each = Callable[[Callable[..., Any]], list[Any]]
+"""Runs a function of (partition, storage, stores) once per partition."""
+
+logger = logging.getLogger("holdfast")
+
+
+class Traces(msgspec.Struct, frozen=True):
+    """What Kafka still knows of an application."""
+
+    notes: tuple[Note, ...]
+    offsets: dict[int, int]
+    """By partition: the source's offsets in the consumer group."""
+    filled: tuple[str, ...]
+    """Changelog topics that hold records."""
+
+    def __bool__(self) -> bool:
+        return bool(self.notes or self.filled)
+
+
+def find_traces(attachment: Attachment) -> Traces:
+    """Look for an earlier life of the application; its own topics must be there."""
+    link, cluster = attachment.link, attachment.cluster
+    filled = [
+        topic
+        for topic in attachment.changelogs.values()
+        if any(cluster.last_offsets(topic, attachment.known[topic].partitions))
+    ]
+    slots = range(attachment.known[names.notes(link.group)].partitions)
+    ledger = Ledger(link.connection, link.group)
+    try:
+        notes = [note for note in ledger.read(slots) if note is not None]
+    finally:
+        ledger.close()
+    offsets = {}
+    if attachment.source is not None:
+        for (topic, partition), (offset, _) in cluster.group_offsets(link.group).items():
+            if topic == attachment.source.name:
+                offsets[partition] = offset
+    return Traces(tuple(notes), offsets, tuple(filled))
+
+
+def check_first_life(attachment: Attachment) -> None:
+    """Without a checkpoint and without being told, begin only if Kafka knows nothing of the application either."""
+    traces = find_traces(attachment)
+    if traces:
+        last = max((note.version for note in traces.notes), default=0)
+        where = (
+            f"changelog topics {', '.join(traces.filled)}"
+            if traces.filled
+            else f"consumer group {attachment.link.group}"
+        )
+        raise EarlierLife(
+            f"there is no checkpoint, but Kafka holds traces of an application of this name, up to version {last}: {where}. If the "
+            'checkpoint is elsewhere, put it back or correct state_dir. If it is lost: run(recover="changelog") takes state and '
+            'position back from Kafka; run(recover="nothing") forgets both and begins anew',
+            version=last,
+        )
+
+
+class Restore:
+    """One restore, from whatever there is of it already."""
+
+    def __init__(self, attachment: Attachment, program: Program, chain: Chain, each: Each, holder: str) -> None:
+        self._attachment = attachment
+        self._program = program
+        self._chain = chain
+        self._each = each
+        self._holder = holder
+
+    def run(self, recover: Recover) -> None:
+        """Make a chain whose head is `restored`."""
+        head = self._chain.head()
+        if recover == "nothing":
+            self._begin_anew(head)
+            return
+        stores = self._milestones()
+        goal = self._goal(stores)
+        progress = _Progress(self._program.app, sum(goal.to) - sum(goal.since))
+        manifest = head if head is not None and _continues(head, goal) else self._chain.commit(self._first(goal, head))
+        while True:
+            at = _reached(manifest, goal)
+            if at == goal.to:
+                break
+            manifest = self._round(manifest, goal, at)
+            progress.show(sum(_reached(manifest, goal)) - sum(goal.since))
+        self._finish(manifest, goal)
+        progress.end()
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    def _milestones(self) -> dict[str, list[Milestone]]:
+        """By store: the last milestone of each partition. A store that the earlier life did not have is left out."""
+        attachment = self._attachment
+        connection = attachment.link.connection
+        found: dict[str, list[Milestone | None]] = {}
+        for store, topic in attachment.changelogs.items():
+            first, last = attachment.cluster.both_offsets(topic, self._program.partitions)
+            found[store] = [
+                last_milestone(connection, topic, partition, low, high)
+                for partition, (low, high) in enumerate(zip(first, last, strict=True))
+            ]
+        known = {name for stones in found.values() for stone in stones if stone is not None for name in stone.stores}
+        whole: dict[str, list[Milestone]] = {}
+        for store, stones in found.items():
+            present = [stone for stone in stones if stone is not None]
+            if store not in known and not present:
+                continue
+            if len(present) != len(stones):
+                topic = attachment.changelogs[store]
+                missing = [partition for partition, stone in enumerate(stones) if stone is None]
+                raise IncompleteChangelog(
+                    f"changelog topic {topic} has no milestone in partitions {missing}: it was emptied or never filled, so store "
+                    f"{store} cannot be restored from it",
+                    topic=topic,
+                )
+            whole[store] = present
+        return whole
+
+    def _goal(self, stores: dict[str, list[Milestone]]) -> _Goal:
+        if not stores:
+            return self._stateless_goal()
+        attachment, program = self._attachment, self._program
+        assert attachment.source is not None
+        stones = next(iter(stores.values()))
+        for store, others in stores.items():
+            for partition, (one, other) in enumerate(zip(stones, others, strict=True)):
+                if one.version != other.version or one.instance != other.instance:
+                    raise IncompleteChangelog(
+                        f"partition {partition}: the changelogs of the stores {', '.join(stores)} stand at different versions "
+                        f"({one.version} and {other.version}), though written together: {store} was changed by someone else",
+                        store=store,
+                        partition=partition,
+                    )
+                if other.codec != program.codec.name:
+                    raise CodecMismatch(
+                        f"store {store!r} was written with codec {other.codec}, the program uses {program.codec.name}",
+                        store=store,
+                        written=other.codec,
+                        asked=program.codec.name,
+                    )
+        if len({stone.instance for stone in stones}) != 1 or any(stone.app != program.app for stone in stones):
+            raise IncompleteChangelog(
+                "the partitions of the changelog were written by different applications or lives of one"
+            )
+        identity = attachment.known[attachment.source.name].id
+        if any(stone.topic != identity for stone in stones):
+            raise TopicMismatch(
+                f"topic {attachment.source.name} was deleted and created again since the changelog was written: its offsets mean "
+                'nothing now; run(recover="nothing") begins anew',
+                topic=attachment.source.name,
+            )
+        topics = [attachment.changelogs[store] for store in stores]
+        ends = [attachment.cluster.both_offsets(topic, program.partitions) for topic in topics]
+        return _Goal(
+            instance=stones[0].instance,
+            version=max(stone.version for stone in stones),
+            cleared=tuple(stone.cleared for stone in stones),
+            time_ms=max(stone.time_ms for stone in stones),
+            position={"topic": identity, "offsets": [stone.offset for stone in stones]},
+            stores=tuple(stores),
+            topics=tuple(topics),
+            since=[low for first, _ in ends for low in first],
+            to=[high for _, last in ends for high in last],
+        )
+
+    def _stateless_goal(self) -> _Goal:
+        """No state: the position is that of the consumer group."""
+        attachment = self._attachment
+        traces = find_traces(attachment)
+        if not traces.notes or attachment.source is None:
+            raise IncompleteChangelog(
+                "Kafka holds no state and no position of this application: there is nothing to recover"
+            )
+        position = attachment.source.initial()
+        for partition, offset in traces.offsets.items():
+            position["offsets"][partition] = offset
+        return _Goal(
+            instance=traces.notes[0].instance,
+            version=max(note.version for note in traces.notes),
+            cleared=(0,) * self._program.partitions,
+            time_ms=0,
+            position=position,
+            stores=(),
+            topics=(),
+            since=[],
+            to=[],
+        )
+
+    # -- the chain ----------------------------------------------------------------------------------------------------
+
+    def _first(self, goal: _Goal, head: Manifest | None) -> Manifest:
+        identity = ManifestId(new_id())
+        version = 1 + max(goal.version, -1 if head is None else head.version)
+        return Manifest(
+            version=version,
+            id=identity,
+            parent=None if head is None else head.id,
+            instance=InstanceId(goal.instance),
+            app=self._program.app,
+            holder=self._holder,
+            kind="restoring",
+            base=version,
+            base_id=identity,
+            time_ms=goal.time_ms,
+            source="kafka",
+            position=_progress_position(goal, goal.since),
+            spark=None,
+            codecs=self._program.codecs(),
+            partitions=tuple(
+                PartitionCommit(partition, AttemptId("")) for partition in range(self._program.partitions)
+            ),
+            cleared=max(goal.cleared),
+            changelogs=self._program.changelogs,
+        )
+
+    def _round(self, manifest: Manifest, goal: _Goal, at: list[int]) -> Manifest:
+        partitions = self._program.partitions
+        version = manifest.version + 1
+        ends = [min(since + ROUND, to) for since, to in zip(at, goal.to, strict=True)]
+        jobs = [
+            _Round(
+                version,
+                goal.cleared[partition],
+                tuple(
+                    (store, topic, at[index * partitions + partition], ends[index * partitions + partition])
+                    for index, (store, topic) in enumerate(zip(goal.stores, goal.topics, strict=True))
+                ),
+            )
+            for partition in range(partitions)
+        ]
+        commits: list[PartitionCommit] = self._each(_round_task(self._attachment.link.connection, jobs))
+        return self._chain.commit(
+            msgspec.structs.replace(
+                manifest,
+                version=version,
+                id=ManifestId(new_id()),
+                parent=manifest.id,
+                holder=self._holder,
+                position=_progress_position(goal, ends),
+                partitions=tuple(commits),
+            )
+        )
+
+    def _finish(self, manifest: Manifest, goal: _Goal) -> None:
+        """Bring the local stores there, too, and count what they hold."""
+        recipes = [recipe_for(self._chain, manifest, partition) for partition in range(self._program.partitions)]
+        counts: list[tuple[int, int]] = self._each(_count_task(manifest.instance, recipes))
+        self._chain.commit(
+            msgspec.structs.replace(
+                manifest,
+                version=manifest.version + 1,
+                id=ManifestId(new_id()),
+                parent=manifest.id,
+                holder=self._holder,
+                kind="restored",
+                position=goal.position,
+                partitions=tuple(
+                    PartitionCommit(partition, AttemptId(new_id()), keys=keys, bytes=size)
+                    for partition, (keys, size) in enumerate(counts)
+                ),
+            )
+        )
+
+    def _begin_anew(self, head: Manifest | None) -> None:
+        """An empty state after everything that the earlier life has published."""
+        attachment = self._attachment
+        traces = find_traces(attachment)
+        stones = [
+            stone
+            for topic in attachment.changelogs.values()
+            for partition, (low, high) in enumerate(
+                zip(*attachment.cluster.both_offsets(topic, self._program.partitions), strict=True)
+            )
+            if (stone := last_milestone(attachment.link.connection, topic, partition, low, high)) is not None
+        ]
+        instances = {note.instance for note in traces.notes} | {stone.instance for stone in stones}
+        last = max([note.version for note in traces.notes] + [stone.version for stone in stones], default=-1)
+        goal = _Goal(
+            instance=min(instances, default=new_id()),
+            version=last,
+            cleared=(0,) * self._program.partitions,
+            time_ms=0,
+            position=self._program.source.initial(),
+            stores=(),
+            topics=(),
+            since=[],
+            to=[],
+        )
+        first = self._first(goal, head)
+        self._chain.commit(
+            msgspec.structs.replace(first, kind="restored", position=goal.position, cleared=first.version)
+        )
+
+
+class _Goal(msgspec.Struct, frozen=True):
+    """Where a restore leads, and how far it is. Changelog partitions are counted store by store."""
+
+    instance: str
+    version: int
+    cleared: tuple[int, ...]
+    """By partition."""
+    time_ms: int
+    position: Position
+    stores: tuple[str, ...]
+    topics: tuple[str, ...]
+    since: list[int]
+    to: list[int]
+
+
+class _Round(msgspec.Struct, frozen=True):
+    """What one partition reads in one round."""
+
+    version: int
+    cleared: int
+    ranges: tuple[tuple[str, str, int, int], ...]
+    """(store, topic, from, to)."""
+
+
+def _progress_position(goal: _Goal, at: list[int]) -> Position:
+    return {"restoring": list(goal.topics), "from": goal.position, "offsets": list(at)}
+
+
+def _continues(head: Manifest, goal: _Goal) -> bool:
+    """Whether an unfinished restore is on its way to this very goal."""
+    position = head.position or {}
+    return (
+        head.kind == "restoring"
+        and head.instance == goal.instance
+        and position.get("restoring") == list(goal.topics)
+        and position.get("from") == goal.position
+    )
+
+
+def _reached(manifest: Manifest, goal: _Goal) -> list[int]:
+    assert manifest.position is not None
+    return list(manifest.position["offsets"])
+
+
+def _round_task(connection: Connection, jobs: list[_Round]) -> Callable[[int, Storage, Any], PartitionCommit]:
+    token = new_id()
+
+    def task(partition: int, storage: Storage, stores: Any) -> PartitionCommit:
+        job = jobs[partition]
+        latest: dict[bytes, bytes | None] = {}
+        for store, topic, since, to in job.ranges:
+            _read_documents(cursor(token, connection, topic, partition), store, since, to, job.cleared, latest)
+        attempt = AttemptId(new_id())
+        delta: FileRef | None = None
+        if latest:
+            keys = sorted(latest)
+            values = [latest[key] for key in keys]
+            delta = write_delta(storage, paths.delta(job.version, partition, attempt), keys, values)
+        return PartitionCommit(partition, attempt, delta)
+
+    return task
+
+
+def _read_documents(
+    reading: Cursor, store: str, since: int, to: int, cleared: int, latest: dict[bytes, bytes | None]
+) -> None:
+    reading.move(since)
+    while reading.at < to:
+        for message in reading.take(to):
+            key, value = message.key(), message.value()
+            if key is None or key == MILESTONE:
+                continue
+            if value is None:
+                latest[restored(store, key, b"")[1]] = None
+                continue
+            version, name, document = restored(store, key, value)
+            if version > cleared:
+                latest[name] = document
+
+
+def _count_task(instance: str, recipes: list[Recipe]) -> Callable[[int, Storage, Any], tuple[int, int]]:
+    def task(partition: int, storage: Storage, stores: Any) -> tuple[int, int]:
+        store: Store
+        with stores.open(instance, partition) as store:
+            bring(store, storage, recipes[partition])
+            keys = size = 0
+            for key, value in store.scan(b"d", b"e"):
+                keys += 1
+                size += len(key) + len(value)
+            return keys, size
+
+    return task
+
+
+def last_milestone(connection: Connection, topic: str, partition: int, low: int, high: int) -> Milestone | None:
+    """The last milestone of a changelog partition: near its end, unless aborted transactions lie after it."""
+    window = WINDOW
+    reading = Cursor(connection, topic, partition)
+    try:
+        while high > low:
+            since = max(low, high - window)
+            reading.move(since)
+            found: bytes | None = None
+            while reading.at < high:
+                for message in reading.take(high):
+                    if message.key() == MILESTONE:
+                        found = message.value()
+            if found is not None:
+                return decode_milestone(topic, partition, found)
+            if since == low:
+                return None
+            window *= 20
+        return None
+    finally:
+        reading.close()
+
+
+class _Progress:
+    """How a restore is doing: one live line on a terminal, log lines elsewhere."""
+
+    def __init__(self, app: str, total: int) -> None:
+        self._app = app
+        self._total = total
+        self._began = self._said = time.monotonic()
+        self._live = sys.stderr.isatty()
+        logger.info("%s: restoring from the changelog topics: %s records to read", app, f"{total:,}")
+
+    def show(self, done: int) -> None:
+        now = time.monotonic()
+        rate = done / max(now - self._began, 1e-9)
+        left = (self._total - done) / max(rate, 1e-9)
+        line = (
+            f"{self._app}: restoring, {done:,} records done, {self._total - done:,} to go, {rate:,.0f} records/s, "
+            f"{left:.0f} s left"
+        )
+        if self._live:
+            sys.stderr.write(f"\r{line:<100}")
+            sys.stderr.flush()
+        else:
+            logger.info(line)
+
+    def end(self) -> None:
+        if self._live:
+            sys.stderr.write("\n")
+        logger.info("%s: the state is whole again after %.1f s", self._app, time.monotonic() - self._began)

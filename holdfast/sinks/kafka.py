@@ -1,0 +1,141 @@
+"""What goes to Kafka after a commit: outputs, changelogs, positions, and the note that says so.
+
+A small version is published by the driver over a producer that stays open, in one transaction. A large one is published
+by tasks, one transaction per partition with everything of that partition: its output, its changelog, its position and its
+note. So wherever a crash falls, each partition in Kafka is whole at one version and at the position that belongs to it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+from holdfast.errors import ForeignTarget, MarkerLost
+from holdfast.kafka import names
+from holdfast.kafka.publishing import Ledger, Note, Part, Publisher, Route, Shipment, check_instance
+from holdfast.log import paths
+from holdfast.log.manifest import Chain, Manifest
+from holdfast.log.storage import Missing, Storage
+
+LARGE = 20_000
+"""Records from which on tasks publish: below, starting them costs more than it saves."""
+
+logger = logging.getLogger("holdfast")
+
+
+class Tasks(Protocol):
+    """Runs a function once per partition, where the partition is."""
+
+    def each(self, function: Callable[[int, Storage, Any], Any]) -> list[Any]:
+        """What it returned, by partition. An exception means that some may not have run."""
+
+
+class KafkaPublisher:
+    """The publisher of a run. Lives on the driver."""
+
+    def __init__(self, route: Route, chain: Chain, tasks: Tasks, partitions: int) -> None:
+        self.sinks = frozenset(route.topics)
+        self._route = route
+        self._chain = chain
+        self._tasks = tasks
+        self._slots = [names.DRIVER_SLOT, *map(names.task_slot, range(partitions))]
+        self._driver = Publisher(route, names.DRIVER_SLOT)
+
+    def prepare(self, head: Manifest) -> None:
+        """Fence the run before this one; see that what is out belongs to this chain; mend notes that are gone."""
+        self._driver.open()
+        ledger = Ledger(self._route.connection, self._route.group)
+        try:
+            lost = []
+            for slot, note in zip(self._slots, ledger.read(self._slots), strict=True):
+                if note is None:
+                    lost.append(slot)
+                else:
+                    self._check(note, head)
+            if lost:
+                self._check_all_is_out(head)
+                note = note_of(head)
+                ledger.write([ledger.entry(slot, note) for slot in lost])
+                if names.DRIVER_SLOT in lost:
+                    self._driver.close()  # it remembers that there was none
+        finally:
+            ledger.close()
+
+    def way(self, rows: int) -> Literal["driver", "tasks"]:
+        return "tasks" if rows > LARGE else "driver"
+
+    def publish(self, manifest: Manifest) -> None:
+        if manifest.published_by == "tasks":
+            self._tasks.each(_publish_task(self._route, manifest))
+        else:
+            self._driver.publish(shipment_of(manifest), self._chain.storage)
+
+    def close(self) -> None:
+        self._driver.close()
+
+    def _check(self, note: Note, head: Manifest) -> None:
+        check_instance(note, head.instance)
+        if note.version > head.version:
+            raise ForeignTarget(
+                f"version {note.version} is out in Kafka, the checkpoint ends at version {head.version}: it was put back from an "
+                "older copy. Put the newest one back, or recover from the changelog topics in an empty checkpoint",
+                out=note.version,
+                head=head.version,
+            )
+        if paths.manifest(note.version) in self._chain.storage.names(paths.COMMITS):
+            committed = head if note.version == head.version else self._chain.read(note.version)
+            if committed.id != note.manifest:
+                raise ForeignTarget(
+                    f"version {note.version} is out in Kafka with another commit than this checkpoint has: it was put back from a "
+                    "copy that went another way",
+                    out=note.version,
+                )
+
+    def _check_all_is_out(self, head: Manifest) -> None:
+        """Without a note, the checkpoint's own mark must say that the head is out."""
+        if head.kind in ("start", "restored"):
+            return
+        try:
+            self._chain.storage.get(paths.delivered(head.version))
+        except Missing:
+            raise MarkerLost(
+                f"the note of what was published last is gone from consumer group {self._route.group}, and the checkpoint does not "
+                f"say either whether version {head.version} is out. Look at the output topics: if it is, create the file "
+                f'{paths.delivered(head.version)} in the checkpoint with the content {{"manifest": "{head.id}"}}; if not, put the '
+                f"note back with {note_of(head)}, but for the version before",
+                version=head.version,
+            ) from None
+        logger.warning("consumer group %s has lost its notes; the checkpoint knows that all is out", self._route.group)
+
+
+def note_of(manifest: Manifest) -> Note:
+    return Note(manifest.instance, manifest.version, manifest.id)
+
+
+def shipment_of(manifest: Manifest, only: int | None = None) -> Shipment:
+    """What a version publishes; `only`: that of one partition."""
+    position = manifest.position or {}
+    offsets = position.get("offsets")
+    return Shipment(
+        note=note_of(manifest),
+        cleared=manifest.cleared,
+        time_ms=manifest.time_ms,
+        topic=position.get("topic", ""),
+        parts=tuple(
+            Part(commit.partition, -1 if offsets is None else offsets[commit.partition], commit.delta, commit.outboxes)
+            for commit in manifest.partitions
+            if only is None or commit.partition == only
+        ),
+    )
+
+
+def _publish_task(route: Route, manifest: Manifest) -> Callable[[int, Storage, Any], None]:
+    def task(partition: int, storage: Storage, stores: Any) -> None:
+        publisher = Publisher(route, names.task_slot(partition))
+        try:
+            publisher.publish(shipment_of(manifest, partition), storage)
+        finally:
+            publisher.close()
+
+    return task
