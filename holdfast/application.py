@@ -329,7 +329,7 @@ class Application:
         count: int | None = None,
         timeout: float | None = None,
         available_now: bool = False,
-        recover: Literal["changelog", "nothing"] | None = None,
+        recover: Literal["changelog", "beginning", "nothing"] | None = None,
     ) -> None:
         """Process until the source ends or the run is stopped.
 
@@ -344,8 +344,9 @@ class Application:
             Process what is there now and stop.
         recover
             If the checkpoint is lost and Kafka holds traces of the application: "changelog" takes state and position back from
-            the changelog topics, "nothing" begins anew. Without a word a run refuses to start then. With a checkpoint it
-            changes nothing.
+            the changelog topics; "beginning" builds the state again from the first record that the topic still has, and
+            sends only what is not out yet; "nothing" begins anew. Without a word a run refuses to start then. With a
+            checkpoint it changes nothing.
 
         Ctrl-C and SIGTERM let the batch in flight finish; any other end is safe too. A failing user function ends the run with
         its own exception, with the record's place attached as `holdfast_place`, and nothing of that batch is visible anywhere.
@@ -354,7 +355,8 @@ class Application:
             if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 0):
                 raise UnknownOption(f"run({name}={limit!r}): it is a positive number")
         if recover is not None:
-            _one_of("run(recover=)", recover, "changelog", "nothing")
+            _one_of("run(recover=)", recover, "changelog", "beginning", "nothing")
+            self._linked("run(recover=)")
         if self._pipeline is None:
             raise InvalidPipeline("there is nothing to run: call app.dataframe(source) and add steps first")
         alive = FileLock(self._run_lock)
@@ -374,7 +376,9 @@ class Application:
         if self._query is not None:
             self._query.stop()
 
-    def _run(self, pipeline: Pipeline, limits: Limits, recover: Literal["changelog", "nothing"] | None) -> None:
+    def _run(
+        self, pipeline: Pipeline, limits: Limits, recover: Literal["changelog", "beginning", "nothing"] | None
+    ) -> None:
         from holdfast.runtime.anchor import SparkRunner
 
         head = self._chain.head()

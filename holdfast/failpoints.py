@@ -5,6 +5,7 @@ the test harness) or by its environment, which worker processes inherit:
 
     HOLDFAST_FAILPOINT=<name>@<version>       SIGKILL this process when it reaches <name> at <version>
     HOLDFAST_FAILPOINT_CLAIM=<path>           only for the process that creates this file: once, and provably
+    HOLDFAST_FAILPOINT_SIGNAL=SIGSTOP         another signal than SIGKILL
 """
 
 from __future__ import annotations
@@ -63,16 +64,17 @@ def _armed_by_environment() -> Callable[[str, int], None] | None:
         return None
     name, _, version = wanted.partition("@")
     claim = Path(os.environ["HOLDFAST_FAILPOINT_CLAIM"])
+    number = signal.Signals[os.environ.get("HOLDFAST_FAILPOINT_SIGNAL", "SIGKILL")]
 
-    def kill(reached: str, at: int) -> None:
+    def disturb(reached: str, at: int) -> None:
         if reached == name and at == int(version):
             try:
                 claim.touch(exist_ok=False)
             except FileExistsError:
                 return
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
 
-    return kill
+    return disturb
 
 
 _hook = _armed_by_environment()

@@ -40,6 +40,8 @@ class Milestone(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the source topic."""
     offset: int
     """The next offset of the source partition."""
+    out: int
+    """The offset up to which the output is out: later than `offset` while state is rebuilt, otherwise the same."""
     codec: str
     stores: tuple[str, ...]
     """All stores of the application: their changelogs stand at the same version."""

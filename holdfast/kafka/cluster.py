@@ -26,6 +26,8 @@ from holdfast.kafka.connection import Connection
 
 ANSWER_S = 15.0
 """How long a question may take."""
+PLAN_S = 5.0
+"""The same for the one that is asked all the time: a stop must not wait for long."""
 
 AWAY = frozenset(
     (
@@ -85,7 +87,7 @@ class Cluster:
     """A connection for questions. Lives on the driver."""
 
     def __init__(self, connection: Connection) -> None:
-        self._admin = AdminClient(connection.settings({"client.id": "holdfast"}))
+        self._admin = connection.client(AdminClient)
         self._address = repr(connection)
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicState]:
@@ -224,7 +226,7 @@ class Cluster:
     def _ask(self, topic: str, partitions: int, spec: OffsetSpec) -> dict[TopicPartition, Any]:
         request = {TopicPartition(topic, partition): spec for partition in range(partitions)}
         answers: dict[TopicPartition, Any] = self._admin.list_offsets(
-            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ANSWER_S
+            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=PLAN_S
         )
         return answers
 

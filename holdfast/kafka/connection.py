@@ -11,9 +11,10 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from holdfast.errors import InvalidPipeline, UnknownOption
 
@@ -219,6 +220,9 @@ _OWNED = {
     "default.topic.config": "give its settings by themselves",
 }
 
+_REFUSED = re.compile(r'property:? "([\w.]+)"')
+Client = TypeVar("Client")
+
 _known: dict[str, dict[str, Any]] = {}
 """By token: the settings of every connection that was made or unlocked in this process."""
 
@@ -241,6 +245,20 @@ class Connection:
         if _librdkafka.level == logging.NOTSET:
             _librdkafka.setLevel(logging.CRITICAL)
         return {"logger": _librdkafka, "error_cb": _log_error, **self._settings(), **(more or {})}
+
+    def client(self, kind: Callable[[dict[str, Any]], Client], more: Mapping[str, Any] | None = None) -> Client:
+        """A client of this cluster. A setting that it refuses is named without its value, which librdkafka would show."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return kind(self.settings(more))
+        except KafkaException as error:
+            setting = _REFUSED.search(str(error))
+            raise UnknownOption(
+                f"the Kafka client refuses the setting {setting.group(1)}: its name or its value"
+                if setting
+                else "the Kafka client refuses the settings it was given; look at their names and values"
+            ) from None
 
     @property
     def bootstrap_servers(self) -> str:

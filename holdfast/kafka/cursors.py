@@ -36,20 +36,19 @@ class Cursor:
         self._partition = partition
         self._kept: list[Message] = []
         """Fetched, but beyond the end of the last range."""
-        self._consumer = Consumer(
-            connection.settings(
-                {
-                    "group.id": "holdfast",  # of no meaning: offsets are neither read nor committed here
-                    "enable.auto.commit": False,
-                    "enable.auto.offset.store": False,
-                    "enable.partition.eof": True,
-                    "isolation.level": "read_committed",
-                    "auto.offset.reset": "error",
-                    "queued.min.messages": 100_000,
-                    "queued.max.messages.kbytes": 32_768,
-                    "fetch.wait.max.ms": 100,
-                }
-            )
+        self._consumer = connection.client(
+            Consumer,
+            {
+                "group.id": "holdfast",  # of no meaning: offsets are neither read nor committed here
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "error",
+                "queued.min.messages": 100_000,
+                "queued.max.messages.kbytes": 32_768,
+                "fetch.wait.max.ms": 100,
+            },
         )
 
     def close(self) -> None:

@@ -22,15 +22,14 @@ class TopicProducer:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._failed: KafkaError | None = None
-        self._producer = Producer(
-            link.connection.settings(
-                {
-                    "partitioner": "murmur2_random",
-                    "enable.idempotence": True,
-                    "linger.ms": 5,
-                    "message.max.bytes": 100_000_000,
-                }
-            )
+        self._producer = link.connection.client(
+            Producer,
+            {
+                "partitioner": "murmur2_random",
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "message.max.bytes": 100_000_000,
+            },
         )
 
     def __enter__(self) -> TopicProducer:

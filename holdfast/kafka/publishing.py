@@ -34,8 +34,11 @@ from holdfast.plan.messages import unpacked
 PATIENCE_S = 300.0
 """How long to try while the cluster does not answer."""
 ANSWER_S = 30.0
-TRANSACTION_S = 300
-"""A transaction that is open for longer is aborted by the cluster."""
+TRANSACTION_S = 60
+"""A transaction that is open for longer is aborted by the cluster; larger ones get a second more per `SLOWEST` records."""
+SLOWEST = 1_000
+LONGEST_S = 900
+"""What a cluster allows at most, unless it is told otherwise."""
 BATCH = 10_000
 
 FENCED = frozenset(
@@ -80,6 +83,8 @@ class Part(msgspec.Struct, frozen=True):
     partition: int
     offset: int
     """The next offset of the source partition; -1: the source is not a topic."""
+    out: int
+    """The offset up to which the output is out with this version; later than `offset` while state is rebuilt."""
     delta: FileRef | None
     outboxes: dict[str, FileRef]
     """By sink."""
@@ -94,6 +99,11 @@ class Shipment(msgspec.Struct, frozen=True):
     topic: str
     """The id of the source topic."""
     parts: tuple[Part, ...]
+
+    @property
+    def rows(self) -> int:
+        files = [file for part in self.parts for file in (part.delta, *part.outboxes.values()) if file is not None]
+        return sum(file.rows for file in files)
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -112,7 +122,7 @@ class Route(msgspec.Struct, frozen=True):
     largest: int
     """The most bytes of a message, over all topics."""
 
-    def milestone(self, shipment: Shipment, offset: int) -> Milestone:
+    def milestone(self, shipment: Shipment, part: Part) -> Milestone:
         return Milestone(
             app=self.group,
             instance=shipment.note.instance,
@@ -121,7 +131,8 @@ class Route(msgspec.Struct, frozen=True):
             cleared=shipment.cleared,
             time_ms=shipment.time_ms,
             topic=shipment.topic,
-            offset=offset,
+            offset=part.offset,
+            out=part.out,
             codec=self.codec,
             stores=tuple(self.changelogs),
         )
@@ -132,8 +143,8 @@ class Ledger:
 
     def __init__(self, connection: Connection, group: str) -> None:
         self._topic = names.notes(group)
-        self._consumer = Consumer(
-            connection.settings({"group.id": group, "enable.auto.commit": False, "isolation.level": "read_committed"})
+        self._consumer = connection.client(
+            Consumer, {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_committed"}
         )
 
     def close(self) -> None:
@@ -185,9 +196,11 @@ def _decoded(place: TopicPartition) -> Note:
 class Publisher:
     """Publishes under the transactional id of one slot. Stays open; any error opens it anew."""
 
-    def __init__(self, route: Route, slot: int) -> None:
+    def __init__(self, route: Route, slot: int, rows: int = 0) -> None:
+        """`rows`: how many records a shipment may have."""
         self._route = route
         self._slot = slot
+        self._rows = rows
         self._producer: Any = None
         self._ledger: Ledger | None = None
         self._note: Note | None = None
@@ -238,8 +251,8 @@ class Publisher:
         }
         if route.exactly_once:
             settings["transactional.id"] = names.transactional_id(route.group, self._slot)
-            settings["transaction.timeout.ms"] = TRANSACTION_S * 1000
-        producer = Producer(route.connection.settings(settings))
+            settings["transaction.timeout.ms"] = 1000 * min(TRANSACTION_S + self._rows // SLOWEST, LONGEST_S)
+        producer = route.connection.client(Producer, settings)
         if route.exactly_once:
             producer.init_transactions(ANSWER_S)
         self._ledger = self._ledger or Ledger(route.connection, route.group)
@@ -258,7 +271,7 @@ class Publisher:
         assert self._ledger is not None
         entries = [self._ledger.entry(self._slot, shipment.note)]
         if self._route.source is not None:
-            entries += [TopicPartition(self._route.source, part.partition, part.offset) for part in shipment.parts]
+            entries += [TopicPartition(self._route.source, part.partition, part.out) for part in shipment.parts]
 
         def produce(producer: Any) -> None:
             for part in shipment.parts:
@@ -305,7 +318,7 @@ class Publisher:
                 topic,
                 part.partition,
                 records(store, shipment.note.version, changes),
-                route.milestone(shipment, part.offset),
+                route.milestone(shipment, part),
             )
 
     def _produce_outbox(self, producer: Any, topic: str, table: Any) -> None:

@@ -32,6 +32,7 @@ from holdfast.log.manifest import AttemptId, Chain, InstanceId, Manifest, Manife
 from holdfast.log.recipe import Recipe, bring, recipe_for
 from holdfast.log.storage import Storage
 from holdfast.plan.program import Program
+from holdfast.sinks.kafka import Tasks, surely_each
 from holdfast.stores.base import Store
 
 ROUND = 400_000
@@ -39,9 +40,7 @@ ROUND = 400_000
 WINDOW = 1_000
 """Offsets before the end in which to look for a milestone, at first."""
 
-Recover = Literal["changelog", "nothing"]
-Each = Callable[[Callable[..., Any]], list[Any]]
-"""Runs a function of (partition, storage, stores) once per partition."""
+Recover = Literal["changelog", "beginning", "nothing"]
 
 logger = logging.getLogger("holdfast")
 
@@ -94,7 +93,8 @@ def check_first_life(attachment: Attachment) -> None:
         raise EarlierLife(
             f"there is no checkpoint, but Kafka holds traces of an application of this name, up to version {last}: {where}. If the "
             'checkpoint is elsewhere, put it back or correct state_dir. If it is lost: run(recover="changelog") takes state and '
-            'position back from Kafka; run(recover="nothing") forgets both and begins anew',
+            'position back from Kafka; run(recover="beginning") reads the topic from its beginning and sends only what is not '
+            'out yet; run(recover="nothing") forgets both and begins anew',
             version=last,
         )
 
@@ -102,18 +102,19 @@ def check_first_life(attachment: Attachment) -> None:
 class Restore:
     """One restore, from whatever there is of it already."""
 
-    def __init__(self, attachment: Attachment, program: Program, chain: Chain, each: Each, holder: str) -> None:
+    def __init__(self, attachment: Attachment, program: Program, chain: Chain, tasks: Tasks, holder: str) -> None:
         self._attachment = attachment
         self._program = program
         self._chain = chain
-        self._each = each
+        self._tasks = tasks
+        self._token = new_id()
         self._holder = holder
 
     def run(self, recover: Recover) -> None:
         """Make a chain whose head is `restored`."""
         head = self._chain.head()
-        if recover == "nothing":
-            self._begin_anew(head)
+        if recover != "changelog":
+            self._begin_anew(head, rebuild=recover == "beginning")
             return
         stores = self._milestones()
         goal = self._goal(stores)
@@ -198,7 +199,7 @@ class Restore:
             version=max(stone.version for stone in stones),
             cleared=tuple(stone.cleared for stone in stones),
             time_ms=max(stone.time_ms for stone in stones),
-            position={"topic": identity, "offsets": [stone.offset for stone in stones]},
+            position=_position(identity, stones),
             stores=tuple(stores),
             topics=tuple(topics),
             since=[low for first, _ in ends for low in first],
@@ -270,7 +271,9 @@ class Restore:
             )
             for partition in range(partitions)
         ]
-        commits: list[PartitionCommit] = self._each(_round_task(self._attachment.link.connection, jobs))
+        commits: list[PartitionCommit] = surely_each(
+            self._tasks, "restore", _round_task(self._token, self._attachment.link.connection, jobs)
+        )
         return self._chain.commit(
             msgspec.structs.replace(
                 manifest,
@@ -286,7 +289,7 @@ class Restore:
     def _finish(self, manifest: Manifest, goal: _Goal) -> None:
         """Bring the local stores there, too, and count what they hold."""
         recipes = [recipe_for(self._chain, manifest, partition) for partition in range(self._program.partitions)]
-        counts: list[tuple[int, int]] = self._each(_count_task(manifest.instance, recipes))
+        counts: list[tuple[int, int]] = surely_each(self._tasks, "restore", _count_task(manifest.instance, recipes))
         self._chain.commit(
             msgspec.structs.replace(
                 manifest,
@@ -303,8 +306,9 @@ class Restore:
             )
         )
 
-    def _begin_anew(self, head: Manifest | None) -> None:
-        """An empty state after everything that the earlier life has published."""
+    def _begin_anew(self, head: Manifest | None, *, rebuild: bool) -> None:
+        """An empty state after everything that the earlier life has published; with `rebuild`, to be filled again by
+        reading the source from its beginning, without sending again what is out."""
         attachment = self._attachment
         traces = find_traces(attachment)
         stones = [
@@ -317,12 +321,18 @@ class Restore:
         ]
         instances = {note.instance for note in traces.notes} | {stone.instance for stone in stones}
         last = max([note.version for note in traces.notes] + [stone.version for stone in stones], default=-1)
+        position = self._program.source.initial()
+        if rebuild:
+            assert attachment.source is not None
+            position = attachment.source.earliest()
+            position["quiet"] = [traces.offsets.get(partition, 0) for partition in range(self._program.partitions)]
+            logger.info("%s: rebuilding the state from the beginning of %s", self._program.app, attachment.source.name)
         goal = _Goal(
             instance=min(instances, default=new_id()),
             version=last,
             cleared=(0,) * self._program.partitions,
             time_ms=0,
-            position=self._program.source.initial(),
+            position=position,
             stores=(),
             topics=(),
             since=[],
@@ -332,6 +342,13 @@ class Restore:
         self._chain.commit(
             msgspec.structs.replace(first, kind="restored", position=goal.position, cleared=first.version)
         )
+
+
+def _position(identity: str, stones: list[Milestone]) -> Position:
+    position: Position = {"topic": identity, "offsets": [stone.offset for stone in stones]}
+    if any(stone.out > stone.offset for stone in stones):
+        position["quiet"] = [stone.out for stone in stones]
+    return position
 
 
 class _Goal(msgspec.Struct, frozen=True):
@@ -378,9 +395,9 @@ def _reached(manifest: Manifest, goal: _Goal) -> list[int]:
     return list(manifest.position["offsets"])
 
 
-def _round_task(connection: Connection, jobs: list[_Round]) -> Callable[[int, Storage, Any], PartitionCommit]:
-    token = new_id()
-
+def _round_task(
+    token: str, connection: Connection, jobs: list[_Round]
+) -> Callable[[int, Storage, Any], PartitionCommit]:
     def task(partition: int, storage: Storage, stores: Any) -> PartitionCommit:
         job = jobs[partition]
         latest: dict[bytes, bytes | None] = {}

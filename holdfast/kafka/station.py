@@ -31,7 +31,7 @@ class Station:
         """Make a checkpoint of what Kafka holds, if there is none."""
         head = self._chain.head()
         if head is None or head.kind == "restoring":
-            Restore(self._attachment, self._program, self._chain, self._tasks.each, self._holder).run(how)
+            Restore(self._attachment, self._program, self._chain, self._tasks, self._holder).run(how)
         else:
             logger.info("recover=%r: there is a checkpoint at version %d; going on from it", how, head.version)
 
@@ -45,7 +45,7 @@ class Station:
         to = backfilled(head, self._program.changelogs, self._holder)
         if stores:
             logger.info("%s: filling the changelogs of %s from the checkpoint", self._program.app, ", ".join(stores))
-            count = backfill(self._route, self._chain, head, to, self._tasks.each)
+            count = backfill(self._route, self._chain, head, to, self._tasks)
             logger.info("%s: %d documents written to the changelogs", self._program.app, count)
         driver.adopt(to)
 

@@ -187,8 +187,8 @@ class Query:
         pause = POLL_S
         while not self._stop.is_set():
             end: Position = source.propose(start, rows)
-            due = time.monotonic() - self._began >= limits.interval
-            if end != start and (due or source.count(Span(start, end)) >= rows):
+            waiting = source.count(Span(start, end))
+            if waiting >= rows or (waiting and time.monotonic() - self._began >= limits.interval):
                 return end
             self._stop.wait(pause)
             pause = min(pause * 1.3, IDLE_POLL_S)

@@ -150,6 +150,9 @@ def settings_for(app_name: str, master: str, ui: bool, warehouse: Path) -> dict[
         "spark.ui.enabled": str(ui).lower(),
         "spark.sql.streaming.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
+        "spark.broadcast.UDFCompressionThreshold": str(
+            1 << 30
+        ),  # else a large closure goes through a file, with its secrets
         # Without .crc files beside every file of Spark's log: 29 ms a trigger instead of 38.
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         "spark.sql.warehouse.dir": warehouse.absolute().as_uri(),

@@ -71,6 +71,7 @@ def run_task(
                 bring(store, storage, job.recipes[partition])  # a
                 reach("task.restored", job.version)
                 batch = _Batch(program, job, partition, store, lambda: scratch.enter_context(stores.scratch()))
+                batch.is_quiet = getattr(chunks, "is_quiet", False)
                 for chunk in chunks:  # b
                     batch.process(chunk)
                 reach("task.processed", job.version)
@@ -111,6 +112,8 @@ class _Batch:
         self.headers: Headers | None = None
         self.step = "source"
         self.place: Place | None = None
+        self.is_quiet = False
+        """The output of these records is out already: they only rebuild the state."""
         self._route: bytes | None = None
         self._program = program
         self._job = job
@@ -245,7 +248,7 @@ class _Batch:
         schemas: dict[str, str] = {}
         for sink in self._program.sinks:
             encoder = self._encoders[sink.id]
-            if len(encoder):
+            if len(encoder) and not self.is_quiet:
                 table = encoder.table()
                 name = paths.outbox(job.version, partition, sink.index, attempt)
                 outboxes[sink.id] = write_table(storage, name, table, kind="outbox")
@@ -262,7 +265,7 @@ class _Batch:
             outboxes=outboxes,
             schemas=schemas,
             rows_in=self._rows,
-            rows_out=sum(len(encoder) for encoder in self._encoders.values()),
+            rows_out=0 if self.is_quiet else sum(len(encoder) for encoder in self._encoders.values()),
             skipped=self._skipped,
             keys_grown=keys_grown,
             bytes_grown=bytes_grown,

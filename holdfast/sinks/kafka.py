@@ -11,13 +11,15 @@ import logging
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
-from holdfast.errors import ForeignTarget, MarkerLost
+from holdfast.errors import ForeignTarget, HoldfastError, JobFailed, MarkerLost
 from holdfast.kafka import names
 from holdfast.kafka.publishing import Ledger, Note, Part, Publisher, Route, Shipment, check_instance
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, Manifest
 from holdfast.log.storage import Missing, Storage
 
+TRIES = 4
+"""How often a job is run that was lost."""
 LARGE = 20_000
 """Records from which on tasks publish: below, starting them costs more than it saves."""
 
@@ -29,6 +31,24 @@ class Tasks(Protocol):
 
     def each(self, function: Callable[[int, Storage, Any], Any]) -> list[Any]:
         """What it returned, by partition. An exception means that some may not have run."""
+
+
+def surely_each(tasks: Tasks, what: str, function: Callable[[int, Storage, Any], Any]) -> list[Any]:
+    """As `each`, again if the job was lost with a worker or an executor: for functions that bear being run again."""
+    for _ in range(TRIES - 1):
+        try:
+            return tasks.each(function)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            logger.warning("the job to %s was lost; running it again", what)
+            logger.debug("lost with", exc_info=error)
+    try:
+        return tasks.each(function)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise JobFailed(f"the job to {what} was lost {TRIES} times; the last time: {error}") from error
 
 
 class KafkaPublisher:
@@ -67,7 +87,7 @@ class KafkaPublisher:
 
     def publish(self, manifest: Manifest) -> None:
         if manifest.published_by == "tasks":
-            self._tasks.each(_publish_task(self._route, manifest))
+            surely_each(self._tasks, f"publish version {manifest.version}", _publish_task(self._route, manifest))
         else:
             self._driver.publish(shipment_of(manifest), self._chain.storage)
 
@@ -94,6 +114,8 @@ class KafkaPublisher:
 
     def _check_all_is_out(self, head: Manifest) -> None:
         """Without a note, the checkpoint's own mark must say that the head is out."""
+        while head.kind == "backfilled":
+            head = self._chain.parent_of(head)
         if head.kind in ("start", "restored"):
             return
         try:
@@ -116,14 +138,21 @@ def note_of(manifest: Manifest) -> Note:
 def shipment_of(manifest: Manifest, only: int | None = None) -> Shipment:
     """What a version publishes; `only`: that of one partition."""
     position = manifest.position or {}
-    offsets = position.get("offsets")
+    offsets = position.get("offsets") or [-1] * len(manifest.partitions)
+    quiet = position.get("quiet") or offsets
     return Shipment(
         note=note_of(manifest),
         cleared=manifest.cleared,
         time_ms=manifest.time_ms,
         topic=position.get("topic", ""),
         parts=tuple(
-            Part(commit.partition, -1 if offsets is None else offsets[commit.partition], commit.delta, commit.outboxes)
+            Part(
+                commit.partition,
+                offsets[commit.partition],
+                max(offsets[commit.partition], quiet[commit.partition]),
+                commit.delta,
+                commit.outboxes,
+            )
             for commit in manifest.partitions
             if only is None or commit.partition == only
         ),
@@ -132,9 +161,10 @@ def shipment_of(manifest: Manifest, only: int | None = None) -> Shipment:
 
 def _publish_task(route: Route, manifest: Manifest) -> Callable[[int, Storage, Any], None]:
     def task(partition: int, storage: Storage, stores: Any) -> None:
-        publisher = Publisher(route, names.task_slot(partition))
+        shipment = shipment_of(manifest, partition)
+        publisher = Publisher(route, names.task_slot(partition), shipment.rows)
         try:
-            publisher.publish(shipment_of(manifest, partition), storage)
+            publisher.publish(shipment, storage)
         finally:
             publisher.close()
 

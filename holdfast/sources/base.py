@@ -58,7 +58,10 @@ class RangedSource(Source, Protocol):
 
 
 class Reading(Protocol):
-    """An iterator of chunks that knows, when it is exhausted, where it came to."""
+    """An iterator of chunks that knows, when it is exhausted, where it came to.
+
+    One that has `is_quiet`, and it is true, is only read to rebuild state: the output of its records is out already.
+    """
 
     end: Position
 

@@ -1,6 +1,7 @@
 """A Kafka topic as a source: a state partition is a topic partition, and the task that owns it reads its range itself.
 
-The position is {"topic": id of the topic, "offsets": [next offset of each partition]}. A range is done when the client
+The position is {"topic": id of the topic, "offsets": [next offset of each partition]}; while the state is rebuilt from the
+beginning it also has "quiet": [offset up to which the output of each partition is out already]. A range is done when the client
 has come to its end, not when so many records have: transactions leave gaps. The driver plans with the same isolation
 level as the tasks read with, so a range never ends beyond what they can see.
 """
@@ -146,6 +147,8 @@ class KafkaReading:
         lost = {partition: to for partition, _, to in span.end.get("lost", ())}
         self._from = max(span.start["offsets"][partition], lost.get(partition, 0))
         self._to = span.end["offsets"][partition]
+        quiet = span.start.get("quiet")
+        self.is_quiet = quiet is not None and self._to <= quiet[partition]
 
     def __iter__(self) -> Iterator[Chunk]:
         if self._from >= self._to:
@@ -202,9 +205,17 @@ class _Planner:
             self._report(lost, skip)
         if self.stop_at is not None:
             last = [min(ends) for ends in zip(last, self.stop_at, strict=True)]
+        quiet = start.get("quiet")
+        if quiet is not None:  # a range is out already, or it is not: none is half of each
+            last = [min(high, hush) if at < hush else high for at, high, hush in zip(begin, last, quiet, strict=True)]
         taken = _shares([high - at for at, high in zip(begin, last, strict=True)], rows)
-        end = {"topic": self._identity, "offsets": [at + more for at, more in zip(begin, taken, strict=True)]}
-        return end | {"lost": lost} if lost else end
+        offsets = [at + more for at, more in zip(begin, taken, strict=True)]
+        end: Position = {"topic": self._identity, "offsets": offsets}
+        if lost:
+            end["lost"] = lost
+        if quiet is not None and any(at < hush for at, hush in zip(offsets, quiet, strict=True)):
+            end["quiet"] = quiet
+        return end
 
     def _report(self, lost: list[list[int]], skip: bool) -> None:
         partition, since, to = lost[0]
