@@ -188,6 +188,10 @@ class BrokerAway(MendTheMachine):
     """The Kafka cluster could not be reached for longer than Holdfast waits."""
 
 
+class NoTopic(MendTheMachine):
+    """The Kafka cluster does not know a topic, or a consumer group."""
+
+
 class KafkaRefused(MendTheMachine):
     """The Kafka cluster refused a request: permissions, credentials, settings."""
 

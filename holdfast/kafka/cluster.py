@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from holdfast.errors import BrokerAway, HoldfastError, KafkaRefused, TopicMismatch
+from holdfast.errors import BrokerAway, HoldfastError, KafkaRefused, NoTopic, TopicMismatch
 from holdfast.kafka.connection import Connection
 
 ANSWER_S = 15.0
@@ -46,6 +46,10 @@ AWAY = frozenset(
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.NETWORK_EXCEPTION,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
     )
 )
 """What passes when the cluster is well again."""
@@ -97,7 +101,7 @@ class Cluster:
         for name, future in self._admin.describe_topics(TopicCollection(wanted), request_timeout=ANSWER_S).items():
             try:
                 topic = self._answer(f"describe topic {name}", future.result)
-            except _NoTopicError:
+            except NoTopic:
                 continue
             replication = min((len(partition.replicas) for partition in topic.partitions), default=1)
             found[name] = TopicState(name, str(topic.topic_id), len(topic.partitions), replication)
@@ -140,7 +144,7 @@ class Cluster:
 
         try:
             found = patiently(f"read the offsets of group {group}", ask)
-        except _NoTopicError:
+        except NoTopic:
             return {}
         return {
             (entry.topic, entry.partition): (entry.offset, entry.metadata or "")
@@ -212,13 +216,20 @@ class Cluster:
         return wrong
 
     def _appeared(self, names: list[str]) -> dict[str, TopicState]:
-        """Topics that were just created: the brokers hear of them a moment later."""
+        """Topics that were just created: the brokers hear of them, and that they lead them, a moment later."""
         limit = time.monotonic() + ANSWER_S
         while True:
             found = self.topics(names)
-            if len(found) == len(names) or time.monotonic() > limit:
+            if all(name in found and self._is_led(found[name]) for name in names) or time.monotonic() > limit:
                 return found
             time.sleep(0.05)
+
+    def _is_led(self, topic: TopicState) -> bool:
+        try:
+            self.first_offsets(topic.name, topic.partitions)
+        except (BrokerAway, NoTopic):
+            return False
+        return True
 
     def _offsets(self, topic: str, partitions: int, spec: OffsetSpec) -> list[int]:
         return self._read(topic, self._ask(topic, partitions, spec))
@@ -256,15 +267,11 @@ def patiently(what: str, ask: Callable[[], Answer], patience: float = 2 * ANSWER
             time.sleep(0.1)
 
 
-class _NoTopicError(HoldfastError):
-    """There is no such topic or group."""
-
-
 def named(error: KafkaException, what: str) -> HoldfastError:
     """A client's error as the one that says what to do."""
     reason: KafkaError = error.args[0]
     if reason.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.GROUP_ID_NOT_FOUND):
-        return _NoTopicError(f"{what}: there is no such topic")
-    if reason.code() in AWAY:
+        return NoTopic(f"{what}: there is no such topic; create it, or correct its name")
+    if reason.code() in AWAY or reason.retriable():
         return BrokerAway(f"{what}: {reason.str()}; when the cluster answers again, start again: nothing is lost")
     return KafkaRefused(f"{what}: {reason.str()} ({reason.name()})", code=reason.name())

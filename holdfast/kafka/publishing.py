@@ -309,8 +309,9 @@ class Publisher:
 
     def _produce(self, producer: Any, shipment: Shipment, part: Part, storage: Storage) -> None:
         route = self._route
-        for sink, outbox in part.outboxes.items():
-            self._produce_outbox(producer, route.topics[sink], read_table(storage, outbox, kind="outbox"))
+        for sink, topic in route.topics.items():
+            if sink in part.outboxes:
+                self._produce_outbox(producer, topic, read_table(storage, part.outboxes[sink], kind="outbox"))
         changes = list(read_delta(storage, part.delta)) if part.delta is not None and route.changelogs else []
         for store, topic in route.changelogs.items():
             self._produce_changelog(
@@ -349,14 +350,16 @@ class Publisher:
         if milestone is not None:
             messages.append({"key": MILESTONE, "value": encode_milestone(milestone)})
         more = {} if self._report is None else {"on_delivery": self._report}
-        while messages:
-            queued = producer.produce_batch(topic, messages[:BATCH], partition=partition, **more)
-            for refused in messages[queued:BATCH]:
-                error = refused.pop("_error", None)
-                if error is not None and error.code() != KafkaError._QUEUE_FULL:
-                    raise KafkaException(error)
-            del messages[:queued]
-            producer.poll(0 if queued else 0.05)
+        for start in range(0, len(messages), BATCH):
+            batch = messages[start : start + BATCH]
+            while batch:
+                producer.produce_batch(topic, batch, partition=partition, **more)
+                batch = [message for message in batch if "_error" in message]
+                for message in batch:  # each key is there once, so it may come after its neighbours
+                    error = message.pop("_error")
+                    if error.code() != KafkaError._QUEUE_FULL:
+                        raise KafkaException(error)
+                producer.poll(0.05 if batch else 0)
 
     @property
     def _report(self) -> Callable[[Any, Any], None] | None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BrokerAway, OffsetsLost, TopicMismatch
+from holdfast.errors import BrokerAway, HoldfastError, NoTopic, OffsetsLost, TopicMismatch
 from holdfast.kafka.connection import Connection
 from holdfast.kafka.cursors import Cursor, cursor
 from holdfast.kafka.topics import Topic
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 IDENTITY_S = 10.0
 """How often the driver makes sure that the topic is still the same one."""
+DOUBT_S = 20.0
+"""How long a topic may look changed before it is believed."""
 
 logger = logging.getLogger("holdfast")
 
@@ -181,23 +183,20 @@ class _Planner:
         try:
             self._check_identity()
             first, last = self._cluster.both_offsets(self._topic, self._partitions)
-        except BrokerAway as error:
+            self._check_ends(start["offsets"], last)
+        except (BrokerAway, NoTopic) as error:
             self._away(error)
             return start
+        except TopicMismatch as error:
+            if self._is_doubtful():
+                self._away(error)
+                return start
+            raise
         if self._away_since is not None:
             logger.warning("the cluster answers again after %.0f s", time.monotonic() - self._away_since)
             self._away_since = None
         begin, lost = list(start["offsets"]), []
-        for partition, (at, low, high) in enumerate(zip(begin, first, last, strict=True)):
-            if at > high:
-                self._identified = 0.0
-                self._check_identity()
-                raise TopicMismatch(
-                    f"topic {self._topic}, partition {partition} ends at offset {high}, before {at}, which was read already: its "
-                    "records are others now. Begin a new checkpoint, or put the topic back",
-                    topic=self._topic,
-                    partition=partition,
-                )
+        for partition, (at, low) in enumerate(zip(begin, first, strict=True)):
             if at < low:
                 lost.append([partition, at, low])
                 begin[partition] = low
@@ -232,11 +231,24 @@ class _Planner:
             to=to,
         )
 
+    def _check_ends(self, begin: list[int], last: list[int]) -> None:
+        for partition, (at, high) in enumerate(zip(begin, last, strict=True)):
+            if at > high:
+                raise TopicMismatch(
+                    f"topic {self._topic}, partition {partition} ends at offset {high}, before {at}, which was read already: its "
+                    "records are others now. Begin a new checkpoint, or put the topic back",
+                    topic=self._topic,
+                    partition=partition,
+                )
+
+    def _is_doubtful(self) -> bool:
+        """Whether a change of the topic may pass: a cluster that comes back knows less than it did, for a moment."""
+        return self._away_since is None or time.monotonic() - self._away_since < DOUBT_S
+
     def _check_identity(self) -> None:
         if time.monotonic() - self._identified < IDENTITY_S:
             return
         found = self._cluster.topics([self._topic]).get(self._topic)
-        self._identified = time.monotonic()
         check_same_topic(
             self._topic,
             self._identity,
@@ -244,8 +256,9 @@ class _Planner:
             None if found is None else found.id,
             0 if found is None else found.partitions,
         )
+        self._identified = time.monotonic()
 
-    def _away(self, error: BrokerAway) -> None:
+    def _away(self, error: HoldfastError) -> None:
         if self._away_since is None:
             self._away_since = time.monotonic()
             logger.warning("%s; waiting for it", str(error).partition(";")[0])
@@ -258,7 +271,7 @@ def check_same_topic(name: str, identity: str, partitions: int, found: str | Non
     if found != identity:
         raise TopicMismatch(
             f"topic {name} was deleted and created again since the checkpoint was begun (its id was {identity}, it is {found}): "
-            "the offsets of the checkpoint mean nothing in it. Begin a new checkpoint: another application name, or clear this one",
+            "the offsets of the checkpoint mean nothing in it. Begin a new checkpoint: take another application name",
             topic=name,
             recorded=identity,
             found=found,

@@ -11,7 +11,9 @@ import pyarrow as pa
 from holdfast import failpoints
 from holdfast.dataframe import StreamingDataFrame
 from holdfast.errors import InvalidPipeline
+from holdfast.kafka.topics import KafkaMessage
 from holdfast.log.manifest import Chain, Manifest
+from holdfast.plan.messages import MessageForm, unpacked
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import ErrorCallback, Program, program_of
 from holdfast.plan.record import Chunk
@@ -53,6 +55,8 @@ class Harness:
         """What came out, in the order of delivery."""
         self.rows: dict[str, list[dict[str, Any]]] = {}
         """By sink, such as 'table:totals' or 'foreach_batch': the rows that it was given."""
+        self.messages: dict[str, list[KafkaMessage]] = {}
+        """By sink, such as 'topic:totals': the messages that `to_topic` sent, in bytes as Kafka would get them."""
         self.now_ms = 0
         """The clock: the processing time of the next batch."""
         self.storage = MemoryStorage()
@@ -116,7 +120,8 @@ class Harness:
             end.inspect(print)
         program = program_of("harness", source, pipeline.root, self._codec, partitions, on_error)
         last = list(pipeline.targets)[-1] if end is not None else None
-        return program, {sink: _Collector(self, sink, sink == last) for sink in pipeline.targets}
+        topics = {sink.id for sink in program.sinks if isinstance(sink.form, MessageForm)}
+        return program, {sink: _Collector(self, sink, sink == last, sink in topics) for sink in pipeline.targets}
 
 
 def run(build: Build, records: Iterable[Any], *, partitions: int = 1) -> Harness:
@@ -134,8 +139,9 @@ def run(build: Build, records: Iterable[Any], *, partitions: int = 1) -> Harness
 class _Collector:
     """A target that keeps what it is given; a version that comes again replaces itself."""
 
-    def __init__(self, harness: Harness, sink: str, is_end: bool) -> None:
+    def __init__(self, harness: Harness, sink: str, is_end: bool, is_topic: bool) -> None:
         self._harness = harness
+        self._is_topic = is_topic
         self._sink = sink
         self._is_end = is_end
         self._versions: dict[int, list[Any]] = {}
@@ -145,16 +151,29 @@ class _Collector:
 
     def deliver(self, manifest: Manifest, outbox: Outbox) -> None:
         tables: list[pa.Table] = outbox.tables()
-        if outbox.schema is None:
+        got: list[Any]
+        if self._is_topic:
+            got = [message for table in tables for message in decode_messages(table)]
+        elif outbox.schema is None:
             got = [value for table in tables for value, _, _ in decode_values(table)]
         else:
             got = [row for table in tables for row in table.to_pylist()]
         self._versions[manifest.version] = got
         everything = [value for version in sorted(self._versions) for value in self._versions[version]]
-        if self._is_end:
+        if self._is_topic:
+            self._harness.messages[self._sink] = everything
+        elif self._is_end:
             self._harness.values[:] = everything
         else:
             self._harness.rows[self._sink] = everything
+
+
+def decode_messages(table: pa.Table) -> list[KafkaMessage]:
+    """The messages of an outbox."""
+    return [
+        KafkaMessage(key, value, None if headers is None else unpacked(headers), timestamp)
+        for key, value, timestamp, headers in zip(*(column.to_pylist() for column in table.columns), strict=True)
+    ]
 
 
 class _Fed(msgspec.Struct):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import State, StreamingDataFrame, failpoints
+from holdfast import KafkaMessage, State, StreamingDataFrame, Topic, failpoints
 from holdfast.testing import DRIVER_POINTS, TASK_POINTS, Crash, Harness, run
 
 RECORDS = [(f"user {n % 7}", n) for n in range(40)]
@@ -131,3 +131,16 @@ def test_time_is_the_clock_of_the_harness_and_never_goes_back() -> None:
         harness.run()
         times.append(harness._driver.head.time_ms)  # type: ignore[union-attr]
     assert times == [100, 100, 200]
+
+
+def test_messages_to_a_topic_are_collected_as_bytes() -> None:
+    topic = Topic("totals", key_serializer="string")
+    harness = Harness(lambda sdf: sdf.to_topic(topic).to_topic(topic, key=lambda value: value["other"]))
+    harness.feed(("ann", {"n": 1, "other": "bob"}, 5))
+    harness.run()
+    assert harness.values == [{"n": 1, "other": "bob"}]
+    value = b'{"n":1,"other":"bob"}'
+    assert harness.messages == {
+        "topic:totals": [KafkaMessage(b"ann", value, None, 5)],
+        "topic:totals#2": [KafkaMessage(b"bob", value, None, 5)],
+    }
