@@ -127,30 +127,30 @@ class Cluster:
         """Where each partition ends for those who read committed records only: open transactions lie beyond."""
         return self._offsets(topic, partitions, OffsetSpec.latest())
 
+    def written_offsets(self, topic: str, partitions: int) -> list[int]:
+        """Where each partition ends, with what was written by transactions that are open, or whose end is not yet written."""
+        return self._read(topic, self._ask(topic, partitions, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED))
+
     def both_offsets(self, topic: str, partitions: int) -> tuple[list[int], list[int]]:
         """Begin and end of each partition; both questions are on their way at once."""
         asked = [self._ask(topic, partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())]
         first, last = (self._read(topic, answers) for answers in asked)
         return first, last
 
-    def group_offsets(self, group: str) -> dict[tuple[str, int], tuple[int, str]]:
-        """(topic, partition) -> (offset, metadata) of a consumer group."""
+    def group_offsets(self, group: str, *, stable: bool = True) -> dict[tuple[str, int], int]:
+        """(topic, partition) -> offset of a consumer group; `stable` waits for transactions on them that are open."""
         from confluent_kafka import ConsumerGroupTopicPartitions
 
         def ask() -> Any:
             request = [ConsumerGroupTopicPartitions(group)]
-            answers = self._admin.list_consumer_group_offsets(request, require_stable=True, request_timeout=ANSWER_S)
+            answers = self._admin.list_consumer_group_offsets(request, require_stable=stable, request_timeout=ANSWER_S)
             return answers[group].result()
 
         try:
             found = patiently(f"read the offsets of group {group}", ask)
         except NoTopic:
             return {}
-        return {
-            (entry.topic, entry.partition): (entry.offset, entry.metadata or "")
-            for entry in found.topic_partitions
-            if entry.offset >= 0
-        }
+        return {(entry.topic, entry.partition): entry.offset for entry in found.topic_partitions if entry.offset >= 0}
 
     def create(self, needs: Sequence[TopicNeed]) -> None:
         """Create topics that do not exist; one that another process creates meanwhile is as good."""
@@ -234,10 +234,16 @@ class Cluster:
     def _offsets(self, topic: str, partitions: int, spec: OffsetSpec) -> list[int]:
         return self._read(topic, self._ask(topic, partitions, spec))
 
-    def _ask(self, topic: str, partitions: int, spec: OffsetSpec) -> dict[TopicPartition, Any]:
+    def _ask(
+        self,
+        topic: str,
+        partitions: int,
+        spec: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[TopicPartition, Any]:
         request = {TopicPartition(topic, partition): spec for partition in range(partitions)}
         answers: dict[TopicPartition, Any] = self._admin.list_offsets(
-            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=PLAN_S
+            request, isolation_level=isolation, request_timeout=PLAN_S
         )
         return answers
 

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -377,24 +378,44 @@ class Publisher:
         while True:
             try:
                 return attempt()
-            except KafkaException as error:
+            except (KafkaException, BrokerAway) as error:
                 self.close()
-                reason: KafkaError = error.args[0]
-                if reason.code() in HOPELESS:
+                code, reason = _code_and_text(error)
+                if isinstance(error, KafkaException) and code in HOPELESS:
                     raise named(error, f"cannot {what}") from None
                 if time.monotonic() > limit:
                     raise BrokerAway(
-                        f"cannot {what}: {reason.str()}, for {PATIENCE_S:.0f} s; mend the cluster and start again: nothing is lost"
+                        f"cannot {what}: {reason}, for {PATIENCE_S:.0f} s; mend the cluster and start again: nothing is lost"
                     ) from None
-                logger.log(
-                    logging.DEBUG if reason.code() in FENCED else logging.WARNING,
-                    "cannot %s (%s); trying again", what, reason.str(),
-                )  # fmt: skip
+                level = logging.DEBUG if code in FENCED else logging.WARNING
+                logger.log(level, "cannot %s (%s); trying again", what, reason)
                 time.sleep(pause)
                 pause = min(pause * 2, 2.0)
             except BaseException:
                 self.close()
                 raise
+
+
+def _code_and_text(error: KafkaException | BrokerAway) -> tuple[int | None, str]:
+    if isinstance(error, BrokerAway):
+        return None, str(error).partition(";")[0]
+    reason: KafkaError = error.args[0]
+    return reason.code(), reason.str()
+
+
+def fence(route: Route, slots: Iterable[int]) -> None:
+    """Abort the transactions that were left open in these slots; whoever left one there cannot go on with it."""
+
+    def open_once(slot: int) -> None:
+        publisher = Publisher(route, slot)
+        try:
+            publisher.open()
+        finally:
+            publisher.close()
+
+    if route.exactly_once:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(open_once, slots))
 
 
 def _is_out(note: Note | None, wanted: Note) -> bool:

@@ -42,6 +42,8 @@ WINDOW = 1_000
 
 Recover = Literal["changelog", "beginning", "nothing"]
 
+_OTHER_WAYS = 'run(recover="beginning") builds the state again from the topic, run(recover="nothing") begins without it'
+
 logger = logging.getLogger("holdfast")
 
 
@@ -51,45 +53,41 @@ class Traces(msgspec.Struct, frozen=True):
     notes: tuple[Note, ...]
     offsets: dict[int, int]
     """By partition: the source's offsets in the consumer group."""
-    filled: tuple[str, ...]
-    """Changelog topics that hold records."""
-
-    def __bool__(self) -> bool:
-        return bool(self.notes or self.filled)
 
 
 def find_traces(attachment: Attachment) -> Traces:
-    """Look for an earlier life of the application; its own topics must be there."""
-    link, cluster = attachment.link, attachment.cluster
-    filled = [
-        topic
-        for topic in attachment.changelogs.values()
-        if any(cluster.last_offsets(topic, attachment.known[topic].partitions))
-    ]
+    """What an earlier life of the application has left. Its transactions must be over."""
+    link = attachment.link
     slots = range(attachment.known[names.notes(link.group)].partitions)
     ledger = Ledger(link.connection, link.group)
     try:
         notes = [note for note in ledger.read(slots) if note is not None]
     finally:
         ledger.close()
-    offsets = {}
-    if attachment.source is not None:
-        for (topic, partition), (offset, _) in cluster.group_offsets(link.group).items():
-            if topic == attachment.source.name:
-                offsets[partition] = offset
-    return Traces(tuple(notes), offsets, tuple(filled))
+    return Traces(tuple(notes), _published_offsets(attachment))
+
+
+def _published_offsets(attachment: Attachment) -> dict[int, int]:
+    """By partition of the source: the offset in the consumer group, which is written with the output."""
+    if attachment.source is None:
+        return {}
+    found = attachment.cluster.group_offsets(attachment.link.group)
+    return {partition: offset for (topic, partition), offset in found.items() if topic == attachment.source.name}
 
 
 def check_first_life(attachment: Attachment) -> None:
     """Without a checkpoint and without being told, begin only if Kafka knows nothing of the application either."""
-    traces = find_traces(attachment)
-    if traces:
-        last = max((note.version for note in traces.notes), default=0)
-        where = (
-            f"changelog topics {', '.join(traces.filled)}"
-            if traces.filled
-            else f"consumer group {attachment.link.group}"
-        )
+    group, cluster = attachment.link.group, attachment.cluster
+    offsets = cluster.group_offsets(group, stable=False)  # a run that was killed may have left them in the balance
+    versions = [offset for (topic, _), offset in offsets.items() if topic == names.notes(group)]
+    filled = [
+        topic
+        for topic in attachment.changelogs.values()
+        if any(cluster.written_offsets(topic, attachment.known[topic].partitions))
+    ]
+    if versions or filled:
+        last = max(versions, default=0)
+        where = f"changelog topics {', '.join(filled)}" if filled else f"consumer group {group}"
         raise EarlierLife(
             f"there is no checkpoint, but Kafka holds traces of an application of this name, up to version {last}: {where}. If the "
             'checkpoint is elsewhere, put it back or correct state_dir. If it is lost: run(recover="changelog") takes state and '
@@ -161,6 +159,7 @@ class Restore:
 
     def _goal(self, stores: dict[str, list[Milestone]]) -> _Goal:
         if not stores:
+            self._check_is_stateless()
             return self._stateless_goal()
         attachment, program = self._attachment, self._program
         assert attachment.source is not None
@@ -192,6 +191,7 @@ class Restore:
                 'nothing now; run(recover="nothing") begins anew',
                 topic=attachment.source.name,
             )
+        self._check_is_not_behind(stones)
         topics = [attachment.changelogs[store] for store in stores]
         ends = [attachment.cluster.both_offsets(topic, program.partitions) for topic in topics]
         return _Goal(
@@ -205,6 +205,28 @@ class Restore:
             since=[low for first, _ in ends for low in first],
             to=[high for _, last in ends for high in last],
         )
+
+    def _check_is_stateless(self) -> None:
+        attachment = self._attachment
+        if attachment.stores:
+            topics = ", ".join(attachment.changelogs.values())
+            why = f"changelog topics {topics} hold nothing" if topics else "use_changelog_topics is off"
+            raise IncompleteChangelog(
+                f"{why}, so the state cannot be restored from Kafka; {_OTHER_WAYS}", stores=list(attachment.stores)
+            )
+
+    def _check_is_not_behind(self, stones: list[Milestone]) -> None:
+        """A changelog that was turned off for a while ends before the output does: what came after would be sent again."""
+        out = _published_offsets(self._attachment)
+        for partition, stone in enumerate(stones):
+            if out.get(partition, 0) > stone.out:
+                raise IncompleteChangelog(
+                    f"partition {partition}: the changelog has followed the state up to offset {stone.out} of the source, but "
+                    f"output is out up to offset {out[partition]}: changelog topics were off in between; {_OTHER_WAYS}",
+                    partition=partition,
+                    changelog=stone.out,
+                    out=out[partition],
+                )
 
     def _stateless_goal(self) -> _Goal:
         """No state: the position is that of the consumer group."""

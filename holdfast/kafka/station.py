@@ -31,6 +31,7 @@ class Station:
         """Make a checkpoint of what Kafka holds, if there is none."""
         head = self._chain.head()
         if head is None or head.kind == "restoring":
+            self.publisher.fence()
             Restore(self._attachment, self._program, self._chain, self._tasks, self._holder).run(how)
         else:
             logger.info("recover=%r: there is a checkpoint at version %d; going on from it", how, head.version)

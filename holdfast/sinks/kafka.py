@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from holdfast.errors import ForeignTarget, HoldfastError, JobFailed, MarkerLost
 from holdfast.kafka import names
-from holdfast.kafka.publishing import Ledger, Note, Part, Publisher, Route, Shipment, check_instance
+from holdfast.kafka.publishing import Ledger, Note, Part, Publisher, Route, Shipment, check_instance, fence
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, Manifest
 from holdfast.log.storage import Missing, Storage
@@ -65,6 +65,8 @@ class KafkaPublisher:
     def prepare(self, head: Manifest) -> None:
         """Fence the run before this one; see that what is out belongs to this chain; mend notes that are gone."""
         self._driver.open()
+        if head.published_by != "driver":
+            fence(self._route, self._slots[1:])  # notes cannot be read while a task's transaction on them is open
         ledger = Ledger(self._route.connection, self._route.group)
         try:
             lost = []
@@ -81,6 +83,10 @@ class KafkaPublisher:
                     self._driver.close()  # it remembers that there was none
         finally:
             ledger.close()
+
+    def fence(self) -> None:
+        """End whatever the run before this one has left open: what it has published is then certain."""
+        fence(self._route, self._slots)
 
     def way(self, rows: int) -> Literal["driver", "tasks"]:
         return "tasks" if rows > LARGE else "driver"
