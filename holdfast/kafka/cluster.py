@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -92,7 +92,7 @@ class Cluster:
 
     def __init__(self, connection: Connection) -> None:
         self._admin = connection.client(AdminClient)
-        self._address = repr(connection)
+        self._connection = connection
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicState]:
         """Those of `names` that exist."""
@@ -137,20 +137,29 @@ class Cluster:
         first, last = (self._read(topic, answers) for answers in asked)
         return first, last
 
-    def group_offsets(self, group: str, *, stable: bool = True) -> dict[tuple[str, int], int]:
-        """(topic, partition) -> offset of a consumer group; `stable` waits for transactions on them that are open."""
-        from confluent_kafka import ConsumerGroupTopicPartitions
+    def group_offsets(self, group: str, topic: str, partitions: int, *, stable: bool = True) -> dict[int, int]:
+        """By partition: the offset of a consumer group; `stable` waits for transactions on them that are open.
 
-        def ask() -> Any:
-            request = [ConsumerGroupTopicPartitions(group)]
-            answers = self._admin.list_consumer_group_offsets(request, require_stable=stable, request_timeout=ANSWER_S)
-            return answers[group].result()
+        A consumer asks: librdkafka's administrator crashes the process when the group's coordinator has moved.
+        """
+        isolation = "read_committed" if stable else "read_uncommitted"
+        consumer = self._connection.client(
+            Consumer, {"group.id": group, "enable.auto.commit": False, "isolation.level": isolation}
+        )
+        wanted = [TopicPartition(topic, partition) for partition in range(partitions)]
+
+        def ask() -> Sequence[TopicPartition]:
+            found: Sequence[TopicPartition] = consumer.committed(wanted, ANSWER_S)
+            for place in found:
+                if place.error is not None:
+                    raise KafkaException(place.error)
+            return found
 
         try:
             found = patiently(f"read the offsets of group {group}", ask)
-        except NoTopic:
-            return {}
-        return {(entry.topic, entry.partition): entry.offset for entry in found.topic_partitions if entry.offset >= 0}
+        finally:
+            consumer.close()
+        return {place.partition: place.offset for place in found if place.offset >= 0}
 
     def create(self, needs: Sequence[TopicNeed]) -> None:
         """Create topics that do not exist; one that another process creates meanwhile is as good."""

@@ -90,7 +90,8 @@ class Attachment:
         if self.source is not None:
             state = found[self.source.name]
             if head is not None and head.source == "kafka" and head.position is not None:
-                check_same_topic(state.name, head.position["topic"], len(head.partitions), state.id, state.partitions)
+                position = head.position["from"] if head.kind == "restoring" else head.position
+                check_same_topic(state.name, position["topic"], len(head.partitions), state.id, state.partitions)
             self.partitions = state.partitions
             self._replication = state.replication
             self.source.connect(self.cluster, state.partitions, state.id)

@@ -211,6 +211,11 @@ class Publisher:
         """Fence whoever held this slot before, and read its note."""
         self._persist("open the producer", self._open)
 
+    def forget(self) -> None:
+        """Read the note again before the next shipment."""
+        if self._note is None:
+            self.close()
+
     def publish(self, shipment: Shipment, storage: Storage) -> None:
         """Once, whatever happens; nothing if it is out already."""
         self._persist(f"publish version {shipment.note.version}", lambda: self._publish(shipment, storage))

@@ -69,17 +69,19 @@ def find_traces(attachment: Attachment) -> Traces:
 
 def _published_offsets(attachment: Attachment) -> dict[int, int]:
     """By partition of the source: the offset in the consumer group, which is written with the output."""
-    if attachment.source is None:
+    source = attachment.source
+    if source is None:
         return {}
-    found = attachment.cluster.group_offsets(attachment.link.group)
-    return {partition: offset for (topic, partition), offset in found.items() if topic == attachment.source.name}
+    partitions = attachment.known[source.name].partitions
+    return attachment.cluster.group_offsets(attachment.link.group, source.name, partitions)
 
 
 def check_first_life(attachment: Attachment) -> None:
     """Without a checkpoint and without being told, begin only if Kafka knows nothing of the application either."""
     group, cluster = attachment.link.group, attachment.cluster
-    offsets = cluster.group_offsets(group, stable=False)  # a run that was killed may have left them in the balance
-    versions = [offset for (topic, _), offset in offsets.items() if topic == names.notes(group)]
+    notes = attachment.known[names.notes(group)]
+    # Not stable: a run that was killed may have left them in the balance.
+    versions = cluster.group_offsets(group, notes.name, notes.partitions, stable=False).values()
     filled = [
         topic
         for topic in attachment.changelogs.values()

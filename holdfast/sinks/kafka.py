@@ -61,12 +61,13 @@ class KafkaPublisher:
         self._tasks = tasks
         self._slots = [names.DRIVER_SLOT, *map(names.task_slot, range(partitions))]
         self._driver = Publisher(route, names.DRIVER_SLOT)
+        self._out_before = -1
+        """The last version that was out when the run began: versions are published in order, so all before it are, too."""
 
     def prepare(self, head: Manifest) -> None:
         """Fence the run before this one; see that what is out belongs to this chain; mend notes that are gone."""
         self._driver.open()
-        if head.published_by != "driver":
-            fence(self._route, self._slots[1:])  # notes cannot be read while a task's transaction on them is open
+        fence(self._route, self._slots[1:])  # notes cannot be read while a transaction on them is open
         ledger = Ledger(self._route.connection, self._route.group)
         try:
             lost = []
@@ -75,12 +76,11 @@ class KafkaPublisher:
                     lost.append(slot)
                 else:
                     self._check(note, head)
+                    self._out_before = max(self._out_before, note.version)
             if lost:
-                self._check_all_is_out(head)
-                note = note_of(head)
+                note = note_of(self._last_known_out(head))
                 ledger.write([ledger.entry(slot, note) for slot in lost])
-                if names.DRIVER_SLOT in lost:
-                    self._driver.close()  # it remembers that there was none
+            self._driver.forget()  # what it has read before may be older
         finally:
             ledger.close()
 
@@ -92,6 +92,8 @@ class KafkaPublisher:
         return "tasks" if rows > LARGE else "driver"
 
     def publish(self, manifest: Manifest) -> None:
+        if manifest.version < self._out_before:
+            return
         if manifest.published_by == "tasks":
             surely_each(self._tasks, f"publish version {manifest.version}", _publish_task(self._route, manifest))
         else:
@@ -118,12 +120,12 @@ class KafkaPublisher:
                     out=note.version,
                 )
 
-    def _check_all_is_out(self, head: Manifest) -> None:
-        """Without a note, the checkpoint's own mark must say that the head is out."""
-        while head.kind == "backfilled":
+    def _last_known_out(self, head: Manifest) -> Manifest:
+        """The version up to which everything is out, as the checkpoint knows it. To clear again would change nothing."""
+        while head.kind in ("clear", "backfilled"):
             head = self._chain.parent_of(head)
         if head.kind in ("start", "restored"):
-            return
+            return head
         try:
             self._chain.storage.get(paths.delivered(head.version))
         except Missing:
@@ -135,6 +137,7 @@ class KafkaPublisher:
                 version=head.version,
             ) from None
         logger.warning("consumer group %s has lost its notes; the checkpoint knows that all is out", self._route.group)
+        return head
 
 
 def note_of(manifest: Manifest) -> Note:

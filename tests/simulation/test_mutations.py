@@ -9,10 +9,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import world as simulation
 from world import simulate
 
+from holdfast.kafka import publishing
 from holdfast.log import files, recipe
 from holdfast.log.manifest import Chain
 from holdfast.runtime import batch, task
@@ -175,7 +177,34 @@ def keep_the_state_of_a_cleared_store(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(task, "bring", lazy)
 
 
+def publish_whatever_the_note_says(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(publishing, "_is_out", lambda note, wanted: False)
+
+
+def believe_the_note_from_before_an_error(patch: pytest.MonkeyPatch) -> None:
+    opened = publishing.Publisher._open
+
+    def forgetful(self: Any) -> None:
+        known = self._note
+        opened(self)
+        self._note = known or self._note
+
+    patch.setattr(publishing.Publisher, "_open", forgetful)
+
+
+def let_every_driver_choose_who_publishes(patch: pytest.MonkeyPatch) -> None:
+    publish = simulation.SimulatedPublisher.publish
+
+    def whimsical(self: Any, manifest: Any) -> None:
+        publish(self, msgspec.structs.replace(manifest, published_by=self.way(0)))
+
+    patch.setattr(simulation.SimulatedPublisher, "publish", whimsical)
+
+
 MUTATIONS: list[Patch] = [
+    publish_whatever_the_note_says,
+    believe_the_note_from_before_an_error,
+    let_every_driver_choose_who_publishes,
     commit_before_the_delta_is_durable,
     trust_a_foreign_local_store,
     take_sparks_start_offset,

@@ -17,8 +17,12 @@ from contextlib import contextmanager, suppress
 from copy import copy, deepcopy
 from typing import Any
 
+import msgspec
+from broker import CHANGELOG, OUTPUT, SimulatedBroker
+
 from holdfast.application import cleared
 from holdfast.errors import (
+    BrokerAway,
     Damaged,
     Fenced,
     ForeignTarget,
@@ -28,9 +32,13 @@ from holdfast.errors import (
     StorageFailed,
     ZombieTask,
 )
+from holdfast.kafka import cluster, publishing
+from holdfast.kafka.publishing import Route
 from holdfast.log import manifest, paths
 from holdfast.log.manifest import Chain, InstanceId, Manifest, SparkBatch
+from holdfast.log.recipe import bring, recipe_for
 from holdfast.log.storage import Exists
+from holdfast.plan.messages import MessageForm
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import Program, program_of
 from holdfast.plan.record import Chunk
@@ -40,6 +48,7 @@ from holdfast.runtime.batch import Driver, Outbox, Proposal
 from holdfast.runtime.job import Job, Receipt
 from holdfast.runtime.task import run_task
 from holdfast.runtime.view import StateView
+from holdfast.sinks.kafka import KafkaPublisher
 from holdfast.sources.iterable import IterableSource
 from holdfast.state.codecs import JsonCodec
 from holdfast.state.keys import encode_key, partition_of
@@ -69,6 +78,11 @@ FAULTS = (
     "Spark's checkpoint deleted",
     "Spark replays a batch",
     "state cleared",
+    "crash before a call of Kafka",
+    "crash after a commit of Kafka",
+    "Kafka does not answer",
+    "Kafka's answer lost",
+    "zombie publisher",
 )
 RECORDS = 36
 KEYS = 5
@@ -89,6 +103,9 @@ class World:
         self.zombies: list[Callable[[], Any]] = []
         self.nesting = 0
         self.ranged = self.random.random() < 0.6
+        self.kafka: SimulatedBroker | None = None
+        if self.random.random() < 0.5:
+            self.kafka = SimulatedBroker(self.chance, Crash, self._maybe_pause)
         self.spark = OffsetLog(self)
         self.table = Table()
         self.cleared_at: list[int] = []
@@ -109,11 +126,25 @@ class World:
         self.faults[fault] += 1
         return True
 
+    def rows(self) -> list[dict[str, Any]]:
+        """What was delivered."""
+        return self.table.rows() if self.kafka is None else self.kafka.rows()
+
+    def last_delivered(self) -> int:
+        return max(self.table.versions, default=-1) if self.kafka is None else self.kafka.last_version()
+
+    def _maybe_pause(self) -> None:
+        if self.nesting == 0 and self.chance("zombie driver", 0.4):
+            pause_and_let_another_run(self)
+
     def _program(self) -> Program:
         source = IterableSource(self.input, "key", None) if self.ranged else RowsSource()
         pipeline = Pipeline(source)
         node = pipeline.add_call(pipeline.root, Call("apply", running_total, stateful=True))
-        pipeline.add_sink(node, "table", "values", lambda context: None)
+        if self.kafka is not None:
+            pipeline.add_sink(node, "output", MessageForm(OUTPUT, str.encode, msgspec.json.encode), None)
+        else:
+            pipeline.add_sink(node, "table", "values", lambda context: None)
         return program_of("sim", source, pipeline.root, JsonCodec(), PARTITIONS, None)
 
 
@@ -313,6 +344,23 @@ class Executors:
                 receipts.append(receipt)
         return receipts
 
+    def each(self, function: Callable[..., Any]) -> list[Any]:
+        """Run a function of ours once per partition; lose some, and leave some to be run again long after."""
+        world = self._world
+        for partition in range(PARTITIONS):
+            if world.chance("task lost"):
+                raise RuntimeError("an executor was lost")
+            if world.chance("zombie publisher", 2):
+                world.zombies.append(lambda partition=partition: self._late(function, partition))
+            function(partition, self._storage, None)
+        return []
+
+    def _late(self, function: Callable[..., Any], partition: int) -> None:
+        try:
+            function(partition, self._storage, None)
+        except (Crash, HoldfastError):
+            return
+
     def _task(self, job: Job, partition: int, rows: Any) -> Receipt:
         world = self._world
         source = world.program.source
@@ -365,6 +413,18 @@ class TableTarget:
             raise ForeignTarget("another commit's output")
         if world.chance("crash after a storage call"):
             raise Crash("after delivery")
+
+
+class SimulatedPublisher(KafkaPublisher):
+    """The library's own, on a simulated cluster; who publishes is random."""
+
+    def __init__(self, world: World, chain: Chain, executors: Executors) -> None:
+        route = Route(world.kafka, "sim", None, {"output": OUTPUT}, {"default": CHANGELOG}, "json", True, 1 << 20)  # type: ignore[arg-type]
+        super().__init__(route, chain, executors, PARTITIONS)
+        self._world = world
+
+    def way(self, rows: int) -> Any:
+        return self._world.random.choice(("driver", "tasks"))
 
 
 class OffsetLog:
@@ -428,9 +488,12 @@ class Life:
         world = self._world
         storage = FaultyStorage(world)
         world.spark.restart()
+        chain = Chain(storage, pause=lambda seconds: None)
+        executors = Executors(world, storage)
+        publisher = None if world.kafka is None else SimulatedPublisher(world, chain, executors)
         driver = Driver(
-            Chain(storage, pause=lambda seconds: None), world.program, Executors(world, storage), {"table": TableTarget(world)},
-            clock=lambda: world.random.randrange(1000), holder="sim",
+            chain, world.program, executors, {"table": TableTarget(world)} if publisher is None else {},
+            publisher=publisher, clock=lambda: world.random.randrange(1000), holder="sim",
         )  # fmt: skip
         try:
             driver.start()
@@ -443,7 +506,7 @@ class Life:
                 world.spark.log_done(number)
         except Crash:
             return False
-        except (Fenced, ZombieTask, IncompleteJob, JobFailed, StorageFailed, ForeignTarget):
+        except (Fenced, ZombieTask, IncompleteJob, JobFailed, StorageFailed, ForeignTarget, BrokerAway):
             if world.calm:
                 raise
         return False
@@ -497,13 +560,13 @@ def clear(world: World) -> None:
 def take_backup(world: World) -> Any:
     return deepcopy(
         (world.storage.objects, world.table, world.spark.query, world.spark.planned, world.spark.done, world.cleared_at)
-    )
+    ), (None if world.kafka is None else deepcopy((world.kafka.topics, world.kafka.offsets)))
 
 
 def put_back(world: World) -> None:
     """Someone puts the checkpoint back but not the table and the local disks: it must be noticed. Then they do it right."""
-    objects, table, query, planned, done, cleared_at = world.backup
-    ahead = max(world.table.versions, default=-1) > max(
+    (objects, table, query, planned, done, cleared_at), cluster = world.backup
+    ahead = world.last_delivered() > max(
         (paths.version_of(n) for n in objects if n.startswith(paths.COMMITS)), default=-1
     )
     world.storage.objects = dict(objects)
@@ -519,6 +582,9 @@ def put_back(world: World) -> None:
             world.calm = calm
     world.storage.objects = dict(objects)
     world.table = deepcopy(table)
+    if world.kafka is not None:
+        world.kafka.topics, world.kafka.offsets = deepcopy(cluster)
+        world.kafka.open.clear()
     world.spark.query, world.spark.planned, world.spark.done = query, list(planned), done
     world.cleared_at = list(cleared_at)
     world.delayed.clear()
@@ -600,16 +666,61 @@ def totals(state: dict[str, Any]) -> dict[str, int]:
     return {key: document["total"] for key, document in state.items()}
 
 
+def check_changelog(world: World, chain: Chain) -> None:
+    """The changelog adds up to the state at the last version, partition by partition."""
+    if world.kafka is None:
+        return
+    head = chain.head()
+    assert head is not None
+    for partition in range(PARTITIONS):
+        store = MemoryStore()
+        bring(store, world.storage, recipe_for(chain, head, partition))
+        milestone, documents = world.kafka.changelog(partition)
+        assert milestone is not None and milestone.version == head.version
+        assert documents == dict(store.scan(b"d", b"e")), "the changelog holds another state"
+
+
 def simulate(seed: int) -> Counter[str]:
     """One schedule from one seed; raises if anything is not exact. Returns the faults that happened."""
     random.seed(seed)
     world = World(seed)
     entropy, manifest.entropy = manifest.entropy, world.random.randbytes
+    clock = Clock()
+    real = publishing.time, cluster.time, publishing.ThreadPoolExecutor
+    publishing.time = cluster.time = clock  # type: ignore[assignment]
+    publishing.ThreadPoolExecutor = OneByOne  # type: ignore[misc, assignment]
     try:
         run_schedule(world)
     finally:
         manifest.entropy = entropy
+        publishing.time, cluster.time, publishing.ThreadPoolExecutor = real  # type: ignore[misc]
     return world.faults
+
+
+class OneByOne:
+    """A pool without threads: a schedule is the same each time."""
+
+    def __init__(self, workers: int) -> None:
+        self.map = map
+
+    def __enter__(self) -> OneByOne:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left to do."""
+
+
+class Clock:
+    """Time passes only for those who wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def run_schedule(world: World) -> None:
@@ -634,12 +745,13 @@ def check(world: World) -> None:
     expected_state, expected_output = fold(world, world.input)
     assert len(committed_records(world)) == RECORDS
     assert totals(state) == expected_state
-    rows = world.table.rows()
+    rows = world.rows()
     assert sorted((row["key"], row["n"], row["total"]) for row in rows) == sorted(expected_output)
     for key in expected_state:
         mine = [row for row in rows if row["key"] == key]
         assert [row["n"] for row in mine] == sorted(row["n"] for row in mine), "out of order"
         assert state[key]["nonce"] == mine[-1]["nonce"], "state and output are of different attempts"
+    check_changelog(world, chain)
     head = chain.head()
     counted = 0
     while head is not None and head.version > 0:
