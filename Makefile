@@ -1,14 +1,19 @@
-# make demo     the main job on the embedded default: no broker, no service
-# make test     everything: lint, types, unit, simulation, contract, integration, crash, cluster, kafka
-# make bench    speed, against Spark's own state, in one run
+# make demo         the main job on the embedded default: no broker, no service
+# make demo-kafka   running totals from topic to topic, on a broker that it starts by itself
+# make test         everything: lint, types, unit, simulation, contract, integration, crash, cluster, kafka
+# make bench        speed, against Spark's own state and Quix Streams, in one run
 
 PYTHON = .venv/bin/python
 PYTEST = $(PYTHON) -m pytest
 
-.PHONY: demo test lint fast slow bench clean
+.PHONY: demo demo-kafka test lint fast slow bench clean
 
 demo: .venv/base
 	@$(PYTHON) examples/demo.py
+
+demo-kafka: .venv/kafka
+	@scripts/maven
+	@$(PYTHON) tests/kafka/broker.py examples/kafka_totals.py
 
 test: lint fast slow
 
@@ -27,12 +32,19 @@ slow: .venv/dev
 	@scripts/maven
 	$(PYTEST) tests/kafka
 
-bench: .venv/bench
+bench: .venv/bench .venv-quix/quix
+	@scripts/maven
 	$(PYTHON) bench/run.py
 
 .venv/%: requirements/%.txt requirements/base.txt pyproject.toml
 	@scripts/java
 	@scripts/venv $*
 
+.venv-quix/quix: requirements/quix.txt | .venv/bench
+	@echo "installing the packages of $<"
+	@python3 -m venv .venv-quix
+	@.venv-quix/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 clean:
-	rm -rf .venv build state
+	rm -rf .venv .venv-quix build state

@@ -1,4 +1,9 @@
-"""The benchmark: Holdfast beside Spark's own state, in one run on one machine. `make bench`.
+"""The benchmark: Holdfast beside Spark's own state and, on Kafka, beside Quix Streams, in one run on one machine. `make bench`.
+
+    bench/run.py                    everything
+    bench/run.py kafka              the three sections of kafka.py
+    bench/run.py kafka-latency      one section
+    bench/run.py kafka --smoke      whether the Kafka sections work, in small
 
 Ratios within a run are what counts; absolute figures only say what kind of machine it was. Contenders of one
 comparison take turns, each in a process of its own on the same input. Writes bench/out/results.json and results.png,
@@ -18,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import kafka
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -29,21 +35,30 @@ WARM_UP = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="*", help=f"some of: {', '.join(SECTIONS)}")
-    chosen = parser.parse_args().only or list(SECTIONS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("only", nargs="*", help=f"some of: {', '.join(SECTIONS)}; kafka: all of these")
+    parser.add_argument(
+        "--smoke", action="store_true", help="small Kafka sections, whose figures mean nothing and are not kept"
+    )
+    options = parser.parse_args()
+    chosen = [found for name in options.only or SECTIONS for found in sections(parser, name)]
+    if options.smoke:
+        chosen = [name for name in chosen if name in kafka.SECTIONS]
     OUT.mkdir(exist_ok=True)
     results: dict[str, Any] = {}
     rows: list[tuple[str, str, str, bool]] = []
     for name in chosen:
         began = time.monotonic()
-        rows += SECTIONS[name](results)
+        rows += kafka.SECTIONS[name](results, kafka.SMALL) if options.smoke else SECTIONS[name](results)
         print(f"[{name}: {time.monotonic() - began:.0f} s]", file=sys.stderr, flush=True)
-    (OUT / "results.json").write_text(json.dumps(results, indent=1))
+    if not options.smoke:
+        (OUT / "results.json").write_text(json.dumps(results, indent=1))
+        draw(results)
     width = max(len(row[0]) for row in rows)
     for what, figure, promised, kept in rows:
         print(f"{what:<{width}}  {figure:>14}  {promised:>14}  {'' if kept else 'NOT KEPT'}")
-    draw(results)
+    for command in results.get("how", []):
+        print(f"ran: {command}")
     sys.exit(0 if all(row[3] for row in rows) else 1)
 
 
@@ -111,7 +126,17 @@ SECTIONS = {
     "batch-floor": batch_floor,
     "many-keys": many_keys,
     "endurance": endurance,
+    **kafka.SECTIONS,
 }
+
+
+def sections(parser: argparse.ArgumentParser, name: str) -> list[str]:
+    """The sections that a word on the command line means."""
+    if name == "kafka":
+        return list(kafka.SECTIONS)
+    if name not in SECTIONS:
+        parser.error(f"there is no section {name}; there are {', '.join(SECTIONS)}")
+    return [name]
 
 
 # -- how it is done -----------------------------------------------------------------------------------------------------

@@ -77,6 +77,17 @@ def records(store: str, version: int, changes: Iterable[Change]) -> Iterator[tup
             yield b"d" + key[skip:], None if value is None else number + value
 
 
-def restored(store: str, key: bytes, value: bytes) -> tuple[int, bytes, bytes]:
-    """(version, store key, document) of a record that is not a milestone and not deleted."""
-    return int.from_bytes(value[:_VERSION], "big"), document_prefix(store) + key[1:], value[_VERSION:]
+def fold(
+    store: str, cleared: int, found: Iterable[tuple[bytes | None, bytes | None]], documents: dict[bytes, bytes | None]
+) -> None:
+    """Add records of a changelog partition, in their order, to the documents by store key; None: deleted.
+
+    What is not later than `cleared` is void.
+    """
+    prefix, oldest = document_prefix(store), (cleared + 1).to_bytes(_VERSION, "big")
+    for key, value in found:
+        assert key is not None
+        if value is None:
+            documents[prefix + key[1:]] = None
+        elif value[:_VERSION] >= oldest and key != MILESTONE:
+            documents[prefix + key[1:]] = value[_VERSION:]

@@ -54,6 +54,9 @@ AWAY = frozenset(
 )
 """What passes when the cluster is well again."""
 
+LOCKED_OUT = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL))
+"""What a client only says beside, while its questions time out."""
+
 Answer = TypeVar("Answer")
 logger = logging.getLogger("holdfast")
 
@@ -91,7 +94,17 @@ class Cluster:
     """A connection for questions. Lives on the driver."""
 
     def __init__(self, connection: Connection) -> None:
-        self._admin = connection.client(AdminClient)
+        self._answers = False
+        self._refusal: KafkaError | None = None
+        """Why a cluster that has never answered does not let us in."""
+        given = connection.settings()["error_cb"]
+
+        def hear(error: KafkaError) -> None:
+            if error.code() in LOCKED_OUT:
+                self._refusal = error
+            given(error)
+
+        self._admin = connection.client(AdminClient, {"error_cb": hear})
         self._connection = connection
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicState]:
@@ -265,9 +278,14 @@ class Cluster:
 
     def _answer(self, what: str, ask: Callable[[], Answer]) -> Answer:
         try:
-            return ask()
+            answer = ask()
         except KafkaException as error:
+            self._admin.poll(0)  # what the client has to say beside
+            if self._refusal is not None and not self._answers:
+                raise named(KafkaException(self._refusal), f"cannot {what}") from None
             raise named(error, f"cannot {what}") from None
+        self._answers = True
+        return answer
 
 
 def patiently(what: str, ask: Callable[[], Answer], patience: float = 2 * ANSWER_S) -> Answer:

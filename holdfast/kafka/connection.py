@@ -235,6 +235,11 @@ class Connection:
     def __init__(self, token: str) -> None:
         self._token = token
 
+    @property
+    def token(self) -> str:
+        """Names the connection, in every process."""
+        return self._token
+
     def settings(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The settings of a librdkafka client: the user's, then `more`. They hold secrets.
 

@@ -71,6 +71,12 @@ class Cursor:
             fetched = self._kept or self._consumer.consume(min(end - self.at, FETCH), LOOK_S)
             self._kept = []
             before = self.at
+            if fetched and not any([message.error() for message in fetched]):  # as it mostly is
+                last: int = fetched[-1].offset()  # type: ignore[assignment]
+                if last < end:
+                    taken += fetched
+                    self.at = last + 1
+                    fetched = []
             for index, message in enumerate(fetched):
                 if message.error() is not None:
                     self._meet(message)

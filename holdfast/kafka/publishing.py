@@ -12,8 +12,10 @@ Without transactions (at least once) the same records are sent and the note is c
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -184,6 +186,27 @@ class Ledger:
         patiently(f"commit offsets of {self._topic}", commit)
 
 
+_ledgers: dict[tuple[str, str], Ledger] = {}
+_opening = threading.Lock()
+
+
+def ledger(connection: Connection, group: str) -> Ledger:
+    """This process's client for the notes: a new one would need 100 ms for its first answer."""
+    with _opening:
+        for known in [name for name in _ledgers if name[0] != connection.token]:
+            _ledgers.pop(known).close()  # of an application that is over: a worker process outlives it
+        name = (connection.token, group)
+        if name not in _ledgers:
+            _ledgers[name] = Ledger(connection, group)
+        return _ledgers[name]
+
+
+@atexit.register
+def _close_ledgers() -> None:
+    while _ledgers:
+        _ledgers.popitem()[1].close()
+
+
 def _decoded(place: TopicPartition) -> Note:
     try:
         return msgspec.json.decode(place.metadata or "", type=Note)
@@ -203,7 +226,6 @@ class Publisher:
         self._slot = slot
         self._rows = rows
         self._producer: Any = None
-        self._ledger: Ledger | None = None
         self._note: Note | None = None
         self._failed: KafkaError | None = None
 
@@ -237,9 +259,6 @@ class Publisher:
                 producer.purge()
             with contextlib.suppress(KafkaException):
                 producer.flush(0)
-        ledger, self._ledger = self._ledger, None
-        if ledger is not None:
-            ledger.close()
 
     def _open(self) -> None:
         if self._producer is not None:
@@ -261,8 +280,7 @@ class Publisher:
         producer = route.connection.client(Producer, settings)
         if route.exactly_once:
             producer.init_transactions(ANSWER_S)
-        self._ledger = self._ledger or Ledger(route.connection, route.group)
-        (self._note,) = self._ledger.read([self._slot])
+        (self._note,) = ledger(route.connection, route.group).read([self._slot])
         self._producer = producer
 
     def _publish(self, shipment: Shipment, storage: Storage) -> None:
@@ -274,10 +292,10 @@ class Publisher:
         if _is_out(self._note, shipment.note):
             logger.debug("version %d is out already", version)
             return
-        assert self._ledger is not None
-        entries = [self._ledger.entry(self._slot, shipment.note)]
-        if self._route.source is not None:
-            entries += [TopicPartition(self._route.source, part.partition, part.out) for part in shipment.parts]
+        route = self._route
+        entries = [ledger(route.connection, route.group).entry(self._slot, shipment.note)]
+        if route.source is not None:
+            entries += [TopicPartition(route.source, part.partition, part.out) for part in shipment.parts]
 
         def produce(producer: Any) -> None:
             for part in shipment.parts:
@@ -292,8 +310,7 @@ class Publisher:
         self, produce: Callable[[Any], None], entries: list[TopicPartition] | None = None, version: int = -1
     ) -> None:
         self._open()
-        producer, ledger = self._producer, self._ledger
-        assert ledger is not None
+        producer, notes = self._producer, ledger(self._route.connection, self._route.group)
         if not self._route.exactly_once:
             self._failed = None
             produce(producer)
@@ -302,13 +319,13 @@ class Publisher:
             if self._failed is not None:
                 raise KafkaException(self._failed)
             if entries:
-                ledger.write(entries)
+                notes.write(entries)
             reach("publish.marked", version)
             return
         producer.begin_transaction()
         produce(producer)
         if entries:
-            producer.send_offsets_to_transaction(entries, ledger.member, ANSWER_S)
+            producer.send_offsets_to_transaction(entries, notes.member, ANSWER_S)
         reach("publish.marked", version)
         producer.commit_transaction(ANSWER_S)
         reach("publish.answered", version)

@@ -21,11 +21,11 @@ import msgspec
 
 from holdfast.errors import CodecMismatch, EarlierLife, IncompleteChangelog, TopicMismatch
 from holdfast.kafka import names
-from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, restored
+from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, fold
 from holdfast.kafka.connection import Connection
 from holdfast.kafka.cursors import Cursor, cursor
 from holdfast.kafka.link import Attachment
-from holdfast.kafka.publishing import Ledger, Note
+from holdfast.kafka.publishing import Note, ledger
 from holdfast.log import paths
 from holdfast.log.files import FileRef, write_delta
 from holdfast.log.manifest import AttemptId, Chain, InstanceId, Manifest, ManifestId, PartitionCommit, Position, new_id
@@ -59,11 +59,7 @@ def find_traces(attachment: Attachment) -> Traces:
     """What an earlier life of the application has left. Its transactions must be over."""
     link = attachment.link
     slots = range(attachment.known[names.notes(link.group)].partitions)
-    ledger = Ledger(link.connection, link.group)
-    try:
-        notes = [note for note in ledger.read(slots) if note is not None]
-    finally:
-        ledger.close()
+    notes = [note for note in ledger(link.connection, link.group).read(slots) if note is not None]
     return Traces(tuple(notes), _published_offsets(attachment))
 
 
@@ -443,16 +439,7 @@ def _read_documents(
 ) -> None:
     reading.move(since)
     while reading.at < to:
-        for message in reading.take(to):
-            key, value = message.key(), message.value()
-            if key is None or key == MILESTONE:
-                continue
-            if value is None:
-                latest[restored(store, key, b"")[1]] = None
-                continue
-            version, name, document = restored(store, key, value)
-            if version > cleared:
-                latest[name] = document
+        fold(store, cleared, [(message.key(), message.value()) for message in reading.take(to)], latest)
 
 
 def _count_task(instance: str, recipes: list[Recipe]) -> Callable[[int, Storage, Any], tuple[int, int]]:

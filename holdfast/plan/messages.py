@@ -8,6 +8,7 @@ What the topic could refuse is refused here, as an error of that record.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ OVERHEAD = 1_000
 """Bytes that a message of a topic may need beside its key, value and headers."""
 
 Serialize = Callable[[Any], bytes | None]
+Row = tuple[bytes | None, bytes | None, int, Headers | None]
 
 
 class MessageForm(msgspec.Struct, frozen=True):
@@ -41,8 +43,8 @@ class MessagesEncoder:
         self._key = form.key
         self._value = form.value
         self._new_key = form.new_key
-        self._limit = None if limit is None else limit - OVERHEAD
-        self._rows: list[tuple[bytes | None, bytes | None, int, Headers | None]] = []
+        self._limit = sys.maxsize if limit is None else limit - OVERHEAD
+        self._rows: list[Row] = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -50,20 +52,24 @@ class MessagesEncoder:
     def add(self, value: Any, key: Any, timestamp: int, headers: Headers | None) -> None:
         if self._new_key is not None:
             key = self._new_key(value)
-        self.put(self._key(key), self._value(value), timestamp, headers)
+        name, data = self._key(key), self._value(value)
+        if headers or (0 if name is None else len(name)) + (0 if data is None else len(data)) > self._limit:
+            self._check(name, data, headers)
+        self._rows.append((name, data, timestamp, headers))
 
     def put(self, key: bytes | None, value: bytes | None, timestamp: int, headers: Headers | None) -> None:
         """Add a message as it is."""
-        if self._limit is not None:
-            size = (0 if key is None else len(key)) + (0 if value is None else len(value))
-            if headers:
-                size += sum(len(name) + len(data or b"") + 10 for name, data in headers)
-            if size > self._limit:
-                raise UnsupportedValue(
-                    f"{self._sink}: the message has {size:,} bytes, the topic takes {self._limit:,} and a little more; "
-                    "raise the topic's max.message.bytes, or emit less"
-                )
+        self._check(key, value, headers)
         self._rows.append((key, value, timestamp, headers))
+
+    def _check(self, key: bytes | None, value: bytes | None, headers: Headers | None) -> None:
+        size = len(key or b"") + len(value or b"")
+        size += sum(len(name) + len(data or b"") + 10 for name, data in headers or ())
+        if size > self._limit:
+            raise UnsupportedValue(
+                f"{self._sink}: the message has {size:,} bytes, the topic takes {self._limit:,} and a little more; "
+                "raise the topic's max.message.bytes, or emit less"
+            )
 
     def truncate(self, length: int) -> None:
         del self._rows[length:]

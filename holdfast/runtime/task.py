@@ -158,7 +158,7 @@ class _Batch:
         headers = chunk.headers
         encoders = tuple(self._encoders.values())
         emitted: list[int] = []
-        self.timestamp = self._job.time_ms
+        self.timestamp, self.headers = self._job.time_ms, None
         for index, (self.key, self._route, value) in enumerate(zip(chunk.keys, routes, chunk.values, strict=True)):
             if timestamps is not None:
                 time = timestamps[index]

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from holdfast.errors import ForeignTarget, HoldfastError, JobFailed, MarkerLost
 from holdfast.kafka import names
-from holdfast.kafka.publishing import Ledger, Note, Part, Publisher, Route, Shipment, check_instance, fence
+from holdfast.kafka.publishing import Note, Part, Publisher, Route, Shipment, check_instance, fence, ledger
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, Manifest
 from holdfast.log.storage import Missing, Storage
@@ -68,21 +68,18 @@ class KafkaPublisher:
         """Fence the run before this one; see that what is out belongs to this chain; mend notes that are gone."""
         self._driver.open()
         fence(self._route, self._slots[1:])  # notes cannot be read while a transaction on them is open
-        ledger = Ledger(self._route.connection, self._route.group)
-        try:
-            lost = []
-            for slot, note in zip(self._slots, ledger.read(self._slots), strict=True):
-                if note is None:
-                    lost.append(slot)
-                else:
-                    self._check(note, head)
-                    self._out_before = max(self._out_before, note.version)
-            if lost:
-                note = note_of(self._last_known_out(head))
-                ledger.write([ledger.entry(slot, note) for slot in lost])
-            self._driver.forget()  # what it has read before may be older
-        finally:
-            ledger.close()
+        notes = ledger(self._route.connection, self._route.group)
+        lost = []
+        for slot, note in zip(self._slots, notes.read(self._slots), strict=True):
+            if note is None:
+                lost.append(slot)
+            else:
+                self._check(note, head)
+                self._out_before = max(self._out_before, note.version)
+        if lost:
+            note = note_of(self._last_known_out(head))
+            notes.write([notes.entry(slot, note) for slot in lost])
+        self._driver.forget()  # what it has read before may be older
 
     def fence(self) -> None:
         """End whatever the run before this one has left open: what it has published is then certain."""

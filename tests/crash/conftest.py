@@ -1,15 +1,5 @@
-"""What the crash tests share. Every random choice comes from a printed seed; CRASH_SEED repeats one."""
+"""What the crash tests share."""
 
-from __future__ import annotations
+from chance import choice
 
-import os
-import random
-
-import pytest
-
-
-@pytest.fixture
-def choice() -> random.Random:
-    seed = int(os.environ.get("CRASH_SEED") or random.randrange(2**32))
-    print(f"CRASH_SEED={seed}")
-    return random.Random(seed)
+__all__ = ["choice"]

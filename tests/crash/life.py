@@ -1,6 +1,7 @@
 """One life of the program: a real process that a test starts, watches and ends.
 
-Whoever waits here waits for something that can be seen from outside: a commit, a file, an exit.
+The program is `program.py` of the suite that runs. Whoever waits here waits for something that can be seen from outside:
+a commit, a file, an exit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import program
@@ -21,7 +23,10 @@ PATIENCE_S = 120.0
 
 
 class Life:
-    """A process of the program, in a session of its own. Leaving the block ends it, if it has not ended."""
+    """A process of the program, in a session of its own. Leaving the block ends it, if it has not ended.
+
+    What descends from it ends by itself a moment later, unless it is stopped: then it is killed.
+    """
 
     def __init__(self, home: Path, *arguments: object, environment: dict[str, str] | None = None) -> None:
         self.home = home
@@ -46,6 +51,7 @@ class Life:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
+        _signal(self._session(only_stopped=True), signal.SIGKILL)
 
     # -- watching --------------------------------------------------------------------------------------------------
 
@@ -60,7 +66,7 @@ class Life:
         """Until `condition` holds; fails with what the process said if it ends before."""
         limit = time.monotonic() + PATIENCE_S
         while not condition():
-            assert self.is_alive(), f"life {self.number} ended too early:\n{self.said()}"
+            assert self.is_alive(), f"life {self.number} ended too early ({self.process.returncode}):\n{self.said()}"
             assert time.monotonic() < limit, f"life {self.number} waited in vain:\n{self.said()}"
             time.sleep(0.005)
 
@@ -70,21 +76,34 @@ class Life:
 
     def descendants(self) -> Iterator[tuple[int, str]]:
         """(pid, command line) of the JVM, the Python daemon, its workers: whatever descends from the process."""
-        children: dict[int, list[int]] = {}
+        for pid in self._session():
+            if pid != self.process.pid:
+                try:
+                    yield pid, Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                except OSError:
+                    continue  # it has just gone
+
+    def _session(self, *, only_stopped: bool = False) -> Iterator[int]:
+        """The processes of the session, also after the death of the one that began it."""
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
-                parent = int(stat.read_text().rpartition(")")[2].split()[1])
+                state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
             except OSError:
-                continue  # it has just gone
-            children.setdefault(parent, []).append(int(stat.parent.name))
-        todo = [self.process.pid]
-        while todo:
-            for child in children.get(todo.pop(), []):
-                todo.append(child)
-                try:
-                    yield child, Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-                except OSError:
-                    continue
+                continue
+            if int(session) == self.process.pid and (state == "T" or not only_stopped):
+                yield int(stat.parent.name)
+
+    # -- disturbing ------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """SIGSTOP for the process and all that descends from it."""
+        self.process.send_signal(signal.SIGSTOP)
+        _signal(self._session(), signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT, provably of a process that has not ended."""
+        assert self.is_alive(), f"life {self.number} ended too early:\n{self.said()}"
+        _signal(self._session(), signal.SIGCONT)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -101,6 +120,12 @@ class Life:
             pytest.fail(f"life {self.number} does not end:\n{self.said()}")
 
 
+def _signal(pids: Iterator[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def run_to_end(home: Path, *arguments: object) -> None:
     """A life that nobody disturbs."""
     with Life(home, *arguments) as life:
@@ -108,7 +133,31 @@ def run_to_end(home: Path, *arguments: object) -> None:
         assert not life.said(), life.said()
 
 
+class Armed:
+    """A failpoint that is met once: whoever reaches it is killed there, or stopped."""
+
+    def __init__(self, home: Path, point: str, version: int, number: signal.Signals = signal.SIGKILL) -> None:
+        self._claim = home / f"claim-{point}@{version}"
+        self.environment = {
+            "HOLDFAST_FAILPOINT": f"{point}@{version}",
+            "HOLDFAST_FAILPOINT_CLAIM": str(self._claim),
+            "HOLDFAST_FAILPOINT_SIGNAL": number.name,
+        }
+
+    def was_met(self) -> bool:
+        return self._claim.exists()
+
+
+def run_armed(home: Path, point: str, version: int, *arguments: object) -> tuple[int, str]:
+    """A life in which someone is killed at `point`: its exit code and what it said."""
+    failpoint = Armed(home, point, version)
+    with Life(home, *arguments, environment=failpoint.environment) as life:
+        code = life.end()
+        assert failpoint.was_met(), f"nothing was killed at {point}:\n{life.said()}"
+        return code, life.said()
+
+
 def commits(home: Path) -> int:
     """How many versions are committed."""
-    directory = home / program.NAME / "checkpoint" / "commits"
-    return sum(not name.startswith(".") for name in os.listdir(directory)) if directory.exists() else 0  # noqa: PTH208
+    directory = next(home.glob("*/checkpoint/commits"), None)
+    return sum(not name.startswith(".") for name in os.listdir(directory)) if directory is not None else 0  # noqa: PTH208

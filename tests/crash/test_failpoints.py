@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from life import Life, run_to_end
+from life import run_armed, run_to_end
 from program import BATCH, inbox
 from truth import check_exact, put_orders
 
@@ -48,16 +48,6 @@ def crash_at(point: str, home: Path) -> Path:
         assert code == 0, said
         assert f"the job of version {KILLED_AT} was lost; running it again" in said
     return home
-
-
-def run_armed(home: Path, point: str, version: int, *arguments: object) -> tuple[int, str]:
-    """A life in which someone is killed at `point`: its exit code and what it said."""
-    claim = home / f"claim-{point}"
-    armed = {"HOLDFAST_FAILPOINT": f"{point}@{version}", "HOLDFAST_FAILPOINT_CLAIM": str(claim)}
-    with Life(home, *arguments, environment=armed) as life:
-        code = life.end()
-        assert claim.exists(), f"nothing was killed at {point}:\n{life.said()}"
-        return code, life.said()
 
 
 @pytest.mark.parametrize("point", [*DRIVER_POINTS, *failpoints.TASK_POINTS])

@@ -14,7 +14,7 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as RealProducer
 
-from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, restored
+from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, fold
 from holdfast.kafka.publishing import Note
 
 OUTPUT = "output"
@@ -26,6 +26,7 @@ class SimulatedBroker:
     """Everything of a cluster that outlives its clients. Also the `Connection` of those clients."""
 
     def __init__(self, chance: Callable[..., bool], crash: type[BaseException], pause: Callable[[], None]) -> None:
+        self.token = f"simulated {id(self)}"
         self.chance = chance
         self.crash = crash
         self.pause = pause
@@ -64,18 +65,14 @@ class SimulatedBroker:
 
     def changelog(self, partition: int) -> tuple[Milestone | None, dict[bytes, bytes]]:
         """What a restore of a partition would find: its last milestone and its documents."""
-        latest = dict(self.topics.get((CHANGELOG, partition), []))
-        stone = latest.pop(MILESTONE, None)
+        found = self.topics.get((CHANGELOG, partition), [])
+        stone = dict(found).get(MILESTONE)
         if stone is None:
             return None, {}
         milestone = decode_milestone(CHANGELOG, partition, stone)
-        documents = {}
-        for key, value in latest.items():
-            if key is not None and value is not None:
-                version, name, document = restored("default", key, value)
-                if version > milestone.cleared:
-                    documents[name] = document
-        return milestone, documents
+        documents: dict[bytes, bytes | None] = {}
+        fold("default", milestone.cleared, found, documents)
+        return milestone, {key: value for key, value in documents.items() if value is not None}
 
 
 class Producer:

@@ -13,22 +13,26 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast import State
 from holdfast.application import cleared
 from holdfast.dataframe import StreamingDataFrame
+from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, records
+from holdfast.kafka.publishing import Note
 from holdfast.log import manifest as manifests
 from holdfast.log.files import FileRef
 from holdfast.log.manifest import Chain, Manifest, PartitionCommit, SparkBatch
 from holdfast.log.storage import LocalStorage
+from holdfast.plan.messages import MessageForm, MessagesEncoder
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import Program, program_of
 from holdfast.runtime.batch import Driver, Proposal
 from holdfast.runtime.view import StateView
 from holdfast.sources.iterable import IterableSource
 from holdfast.state.codecs import JsonCodec
-from holdfast.state.documents import read_document
+from holdfast.state.documents import document_prefix, read_document
 from holdfast.state.keys import decode_key, encode_key, partition_of
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import LocalRunner, MemoryStores
@@ -171,8 +175,45 @@ def test_the_manifest_of_the_page_is_one() -> None:
 
 @pytest.mark.parametrize("struct", [Manifest, SparkBatch, PartitionCommit, FileRef])
 def test_every_field_is_on_the_page(struct: Any) -> None:
-    missing = [field for field in struct.__struct_fields__ if f"\n| `{field}` | " not in PAGE]
-    assert not missing
+    assert _fields(PAGE) >= set(struct.__struct_fields__)
+
+
+@pytest.mark.parametrize(("struct", "section"), [(Note, "### Note"), (Milestone, "### Changelog")])
+def test_every_field_in_kafka_is_in_its_section(struct: Any, section: str) -> None:
+    assert _fields(_section(section)) == set(struct.__struct_fields__)
+
+
+def test_the_note_of_the_page_is_one() -> None:
+    (shown,) = re.findall(r"^    (\{.*\})$", _section("### Note"), re.MULTILINE)
+    assert msgspec.json.encode(msgspec.json.decode(shown, type=Note)).decode() == shown
+
+
+def test_the_changelog_of_the_page_is_one() -> None:
+    document, name, *milestone = re.findall(r"^    (.*)$", _section("### Changelog"), re.MULTILINE)
+    key, version, value = re.split(r" {2,}", document)
+    change = document_prefix("default") + bytes.fromhex(key)[1:], bytes.fromhex(value)
+    assert list(records("default", 1, [change])) == [(bytes.fromhex(key), bytes.fromhex(version + value))]
+    assert decode_key(bytes.fromhex(key)[1:]) == b"k3"
+    assert read_document(bytes.fromhex(value), JsonCodec(), now_ms=0) == {"total": 1}
+    assert bytes.fromhex(name) == MILESTONE
+    assert decode_milestone("orders", 0, "".join(milestone).encode()).offset == 2
+
+
+def test_the_messages_of_the_page_are_what_an_outbox_holds() -> None:
+    encoder = MessagesEncoder("topic:t", MessageForm("t", bytes, bytes), None)
+    encoder.put(b"k", None, 1, [("h", b"x")])
+    (table,) = re.findall(r"^Messages, for topics.*?^## ", PAGE, re.DOTALL | re.MULTILINE)
+    assert re.findall(r"^\| `(\w+)` \| (\w+) ", table, re.MULTILINE) == [
+        (field.name, str(field.type)) for field in encoder.table().schema
+    ]
+
+
+def _section(heading: str) -> str:
+    return PAGE.split(f"\n{heading}\n")[1].split("\n##")[0]
+
+
+def _fields(text: str) -> set[str]:
+    return set(re.findall(r"^\| `(\w+)` \| ", text, re.MULTILINE))
 
 
 def test_the_keys_of_the_page_are_encoded_so() -> None:
