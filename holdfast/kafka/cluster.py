@@ -38,6 +38,7 @@ AWAY = frozenset(
         KafkaError._MSG_TIMED_OUT,
         KafkaError._RESOLVE,
         KafkaError._WAIT_COORD,
+        KafkaError._NOENT,  # no partition has a leader, as far as the client knows
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -97,15 +98,19 @@ class Cluster:
         self._answers = False
         self._refusal: KafkaError | None = None
         """Why a cluster that has never answered does not let us in."""
-        given = connection.settings()["error_cb"]
+        self._connection = connection
+        self.renew()
+
+    def renew(self) -> None:
+        """Ask with a new client: an old one may hold on to what it knew before the cluster went away."""
+        given = self._connection.settings()["error_cb"]
 
         def hear(error: KafkaError) -> None:
             if error.code() in LOCKED_OUT:
                 self._refusal = error
             given(error)
 
-        self._admin = connection.client(AdminClient, {"error_cb": hear})
-        self._connection = connection
+        self._admin = self._connection.client(AdminClient, {"error_cb": hear})
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicState]:
         """Those of `names` that exist."""
@@ -274,6 +279,8 @@ class Cluster:
             place.partition: int(self._answer(f"read the offsets of topic {topic}", future.result).offset)
             for place, future in answers.items()
         }
+        if any(offset < 0 for offset in offsets.values()):  # a cluster that is going away may answer with nothing
+            raise BrokerAway(f"cannot read the offsets of topic {topic}: no answer for some partitions; start again")
         return [offsets[partition] for partition in sorted(offsets)]
 
     def _answer(self, what: str, ask: Callable[[], Answer]) -> Answer:

@@ -29,7 +29,7 @@ logger = logging.getLogger("holdfast")
 class Cursor:
     """A consumer of one partition and where it stands."""
 
-    def __init__(self, connection: Connection, topic: str, partition: int) -> None:
+    def __init__(self, connection: Connection, group: str, topic: str, partition: int) -> None:
         self.at = -1
         """The next offset that was not handed out."""
         self._topic = topic
@@ -39,7 +39,7 @@ class Cursor:
         self._consumer = connection.client(
             Consumer,
             {
-                "group.id": "holdfast",  # of no meaning: offsets are neither read nor committed here
+                "group.id": group,  # its offsets are neither read nor committed here
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "enable.partition.eof": True,
@@ -71,7 +71,7 @@ class Cursor:
             fetched = self._kept or self._consumer.consume(min(end - self.at, FETCH), LOOK_S)
             self._kept = []
             before = self.at
-            if fetched and not any([message.error() for message in fetched]):  # as it mostly is
+            if fetched and not [message for message in fetched if message.error() is not None]:  # as it mostly is
                 last: int = fetched[-1].offset()  # type: ignore[assignment]
                 if last < end:
                     taken += fetched
@@ -128,13 +128,13 @@ class Cursor:
 _cursors: dict[tuple[str, str, int], Cursor] = {}
 
 
-def cursor(token: str, connection: Connection, topic: str, partition: int) -> Cursor:
+def cursor(token: str, connection: Connection, group: str, topic: str, partition: int) -> Cursor:
     """This process's consumer of a partition, for the user of it that `token` names."""
     for known in [name for name in _cursors if name[0] != token]:
         _cursors.pop(known).close()  # of an application that is over: a worker process outlives it
     name = (token, topic, partition)
     if name not in _cursors:
-        _cursors[name] = Cursor(connection, topic, partition)
+        _cursors[name] = Cursor(connection, group, topic, partition)
     return _cursors[name]
 
 

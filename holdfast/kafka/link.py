@@ -55,7 +55,7 @@ class Link(msgspec.Struct):
         return topic
 
     def source(self, topic: Topic) -> KafkaSource:
-        return KafkaSource(topic, self.connection, self.reset, self.on_data_loss)
+        return KafkaSource(topic, self.connection, self.group, self.reset, self.on_data_loss)
 
     def dead_letters(self, index: int) -> Sink | None:
         """The sink of records that failed."""

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
@@ -37,6 +38,8 @@ from holdfast.plan.messages import unpacked
 PATIENCE_S = 300.0
 """How long to try while the cluster does not answer."""
 ANSWER_S = 30.0
+OFFSETS_S = 10.0
+"""How long the offsets of a transaction may take: too long only costs another try."""
 TRANSACTION_S = 60
 """A transaction that is open for longer is aborted by the cluster; larger ones get a second more per `SLOWEST` records."""
 SLOWEST = 1_000
@@ -325,7 +328,8 @@ class Publisher:
         producer.begin_transaction()
         produce(producer)
         if entries:
-            producer.send_offsets_to_transaction(entries, notes.member, ANSWER_S)
+            member = notes.member
+            _within(OFFSETS_S, lambda: producer.send_offsets_to_transaction(entries, member, OFFSETS_S))
         reach("publish.marked", version)
         producer.commit_transaction(ANSWER_S)
         reach("publish.answered", version)
@@ -416,6 +420,31 @@ class Publisher:
             except BaseException:
                 self.close()
                 raise
+
+
+def _within(seconds: float, call: Callable[[], None]) -> None:
+    """Give up on a call that does not return in time, though it was told how much it has.
+
+    librdkafka may wait for good for a coordinator that went away (its issues 5456 and 5511). The thread is left behind;
+    a new producer fences the one that it waits with.
+    """
+    outcome: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            outcome.put(error)
+        else:
+            outcome.put(None)
+
+    threading.Thread(target=run, name="holdfast-offsets", daemon=True).start()
+    try:
+        error = outcome.get(timeout=seconds + 1)
+    except Empty:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+    if error is not None:
+        raise error
 
 
 def _code_and_text(error: KafkaException | BrokerAway) -> tuple[int | None, str]:

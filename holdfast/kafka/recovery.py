@@ -24,7 +24,7 @@ from holdfast.kafka import names
 from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, fold
 from holdfast.kafka.connection import Connection
 from holdfast.kafka.cursors import Cursor, cursor
-from holdfast.kafka.link import Attachment
+from holdfast.kafka.link import Attachment, Link
 from holdfast.kafka.publishing import Note, ledger
 from holdfast.log import paths
 from holdfast.log.files import FileRef, write_delta
@@ -127,17 +127,21 @@ class Restore:
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
-    def _milestones(self) -> dict[str, list[Milestone]]:
-        """By store: the last milestone of each partition. A store that the earlier life did not have is left out."""
-        attachment = self._attachment
-        connection = attachment.link.connection
+    def _last_milestones(self) -> dict[str, list[Milestone | None]]:
+        """By store: the last milestone of each partition of its changelog."""
+        attachment, link = self._attachment, self._attachment.link
         found: dict[str, list[Milestone | None]] = {}
         for store, topic in attachment.changelogs.items():
             first, last = attachment.cluster.both_offsets(topic, self._program.partitions)
             found[store] = [
-                last_milestone(connection, topic, partition, low, high)
+                last_milestone(link.connection, link.group, topic, partition, low, high)
                 for partition, (low, high) in enumerate(zip(first, last, strict=True))
             ]
+        return found
+
+    def _milestones(self) -> dict[str, list[Milestone]]:
+        """The same of the stores that the earlier life had; every partition must have one."""
+        attachment, found = self._attachment, self._last_milestones()
         known = {name for stones in found.values() for stone in stones if stone is not None for name in stone.stores}
         whole: dict[str, list[Milestone]] = {}
         for store, stones in found.items():
@@ -292,7 +296,7 @@ class Restore:
             for partition in range(partitions)
         ]
         commits: list[PartitionCommit] = surely_each(
-            self._tasks, "restore", _round_task(self._token, self._attachment.link.connection, jobs)
+            self._tasks, "restore", _round_task(self._token, self._attachment.link, jobs)
         )
         return self._chain.commit(
             msgspec.structs.replace(
@@ -331,21 +335,25 @@ class Restore:
         reading the source from its beginning, without sending again what is out."""
         attachment = self._attachment
         traces = find_traces(attachment)
-        stones = [
-            stone
-            for topic in attachment.changelogs.values()
-            for partition, (low, high) in enumerate(
-                zip(*attachment.cluster.both_offsets(topic, self._program.partitions), strict=True)
-            )
-            if (stone := last_milestone(attachment.link.connection, topic, partition, low, high)) is not None
-        ]
+        found = self._last_milestones()
+        stones = [stone for by_partition in found.values() for stone in by_partition if stone is not None]
         instances = {note.instance for note in traces.notes} | {stone.instance for stone in stones}
         last = max([note.version for note in traces.notes] + [stone.version for stone in stones], default=-1)
         position = self._program.source.initial()
         if rebuild:
             assert attachment.source is not None
             position = attachment.source.earliest()
-            position["quiet"] = [traces.offsets.get(partition, 0) for partition in range(self._program.partitions)]
+            position["quiet"] = [
+                max(
+                    [traces.offsets.get(partition, 0)]  # it may have expired
+                    + [
+                        stone.out
+                        for by_partition in found.values()
+                        if (stone := by_partition[partition]) is not None and stone.topic == position["topic"]
+                    ]
+                )
+                for partition in range(self._program.partitions)
+            ]
             logger.info("%s: rebuilding the state from the beginning of %s", self._program.app, attachment.source.name)
         goal = _Goal(
             instance=min(instances, default=new_id()),
@@ -415,14 +423,14 @@ def _reached(manifest: Manifest, goal: _Goal) -> list[int]:
     return list(manifest.position["offsets"])
 
 
-def _round_task(
-    token: str, connection: Connection, jobs: list[_Round]
-) -> Callable[[int, Storage, Any], PartitionCommit]:
+def _round_task(token: str, link: Link, jobs: list[_Round]) -> Callable[[int, Storage, Any], PartitionCommit]:
+    connection, group = link.connection, link.group
+
     def task(partition: int, storage: Storage, stores: Any) -> PartitionCommit:
         job = jobs[partition]
         latest: dict[bytes, bytes | None] = {}
         for store, topic, since, to in job.ranges:
-            _read_documents(cursor(token, connection, topic, partition), store, since, to, job.cleared, latest)
+            _read_documents(cursor(token, connection, group, topic, partition), store, since, to, job.cleared, latest)
         attempt = AttemptId(new_id())
         delta: FileRef | None = None
         if latest:
@@ -456,10 +464,12 @@ def _count_task(instance: str, recipes: list[Recipe]) -> Callable[[int, Storage,
     return task
 
 
-def last_milestone(connection: Connection, topic: str, partition: int, low: int, high: int) -> Milestone | None:
+def last_milestone(
+    connection: Connection, group: str, topic: str, partition: int, low: int, high: int
+) -> Milestone | None:
     """The last milestone of a changelog partition: near its end, unless aborted transactions lie after it."""
     window = WINDOW
-    reading = Cursor(connection, topic, partition)
+    reading = Cursor(connection, group, topic, partition)
     try:
         while high > low:
             since = max(low, high - window)

@@ -106,8 +106,8 @@ class Publisher(Protocol):
     def prepare(self, head: Manifest) -> None:
         """Refuse what someone else has published, before anything runs."""
 
-    def way(self, rows: int) -> Literal["driver", "tasks"]:
-        """Who will publish a version of so many rows."""
+    def way(self, rows: int, head: Manifest) -> Literal["driver", "tasks"]:
+        """Who will publish the version of so many rows that comes after `head`."""
 
     def publish(self, manifest: Manifest) -> None: ...
 
@@ -371,7 +371,7 @@ class Driver:
         if self._publisher is None:
             return None
         files = [file for one in receipts for file in (one.delta, *one.outboxes.values()) if file is not None]
-        return self._publisher.way(sum(file.rows for file in files))
+        return self._publisher.way(sum(file.rows for file in files), self.head)
 
     def _new_schemas(self, receipts: list[Receipt]) -> dict[str, str]:
         """The schema of each sink that got its first rows."""

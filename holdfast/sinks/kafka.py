@@ -8,6 +8,7 @@ note. So wherever a crash falls, each partition in Kafka is whole at one version
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -20,6 +21,8 @@ from holdfast.log.storage import Missing, Storage
 
 TRIES = 4
 """How often a job is run that was lost."""
+NOTES_S = 3600.0
+"""How often to see that the notes are still there. Kafka forgets an offset when its group was idle for days."""
 LARGE = 20_000
 """Records from which on tasks publish: below, starting them costs more than it saves."""
 
@@ -61,6 +64,7 @@ class KafkaPublisher:
         self._tasks = tasks
         self._slots = [names.DRIVER_SLOT, *map(names.task_slot, range(partitions))]
         self._driver = Publisher(route, names.DRIVER_SLOT)
+        self._noted = 0.0
         self._out_before = -1
         """The last version that was out when the run began: versions are published in order, so all before it are, too."""
 
@@ -68,6 +72,11 @@ class KafkaPublisher:
         """Fence the run before this one; see that what is out belongs to this chain; mend notes that are gone."""
         self._driver.open()
         fence(self._route, self._slots[1:])  # notes cannot be read while a transaction on them is open
+        self._mend_notes(head)
+        self._driver.forget()  # what it has read before may be older
+
+    def _mend_notes(self, head: Manifest) -> None:
+        """Check what the notes say; write those again that are gone: what they would say is known by other means."""
         notes = ledger(self._route.connection, self._route.group)
         lost = []
         for slot, note in zip(self._slots, notes.read(self._slots), strict=True):
@@ -79,14 +88,20 @@ class KafkaPublisher:
         if lost:
             note = note_of(self._last_known_out(head))
             notes.write([notes.entry(slot, note) for slot in lost])
-        self._driver.forget()  # what it has read before may be older
+        self._noted = time.monotonic()
 
     def fence(self) -> None:
         """End whatever the run before this one has left open: what it has published is then certain."""
         fence(self._route, self._slots)
 
-    def way(self, rows: int) -> Literal["driver", "tasks"]:
-        return "tasks" if rows > LARGE else "driver"
+    def way(self, rows: int, head: Manifest) -> Literal["driver", "tasks"]:
+        if rows <= LARGE:
+            return "driver"
+        if (
+            time.monotonic() - self._noted > NOTES_S
+        ):  # slots of tasks may not have been used for so long that Kafka forgot
+            self._mend_notes(head)
+        return "tasks"
 
     def publish(self, manifest: Manifest) -> None:
         if manifest.version < self._out_before:

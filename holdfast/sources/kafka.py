@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 IDENTITY_S = 10.0
 """How often the driver makes sure that the topic is still the same one."""
+RENEW_S = 3.0
+"""How often a client that gets no answer is replaced."""
 DOUBT_S = 20.0
 """How long a topic may look changed before it is believed."""
 
@@ -39,10 +41,11 @@ class KafkaSource:
 
     kind = "kafka"
 
-    def __init__(self, topic: Topic, connection: Connection, reset: str, on_data_loss: str) -> None:
+    def __init__(self, topic: Topic, connection: Connection, group: str, reset: str, on_data_loss: str) -> None:
         self.name = topic.name
         self._topic = topic
         self._connection = connection
+        self._group = group
         self._reset = reset
         self._skips_losses = on_data_loss == "skip"
         self._token = new_id()
@@ -93,7 +96,7 @@ class KafkaSource:
 
     def cursor(self, partition: int) -> Cursor:
         """This process's consumer of a partition."""
-        return cursor(self._token, self._connection, self._topic.name, partition)
+        return cursor(self._token, self._connection, self._group, self._topic.name, partition)
 
     def chunk(self, messages: Sequence[Message]) -> Chunk:
         """Records of messages; one whose bytes cannot be read is a fault of its own."""
@@ -173,6 +176,7 @@ class _Planner:
         self._identity = identity
         self._identified = time.monotonic()
         self._away_since: float | None = None
+        self._renewed = time.monotonic()
         self.stop_at: list[int] | None = None
 
     def edge(self, *, first: bool) -> Position:
@@ -259,8 +263,12 @@ class _Planner:
         self._identified = time.monotonic()
 
     def _away(self, error: HoldfastError) -> None:
+        now = time.monotonic()
+        if now - self._renewed > RENEW_S:
+            self._renewed = now
+            self._cluster.renew()
         if self._away_since is None:
-            self._away_since = time.monotonic()
+            self._away_since = now
             logger.warning("%s; waiting for it", str(error).partition(";")[0])
 
 

@@ -13,8 +13,7 @@ from scene import Scene, await_that, count_messages, counted, ends, orders, tota
 
 from holdfast import Application, State
 from holdfast.errors import IncompleteChangelog, TopicMismatch
-from holdfast.kafka.changelog import MILESTONE, Milestone, restored
-from holdfast.state.documents import document_prefix
+from holdfast.kafka.changelog import MILESTONE, Milestone
 from holdfast.state.keys import decode_key
 
 RECORDS = orders("abc", range(4))
@@ -26,13 +25,14 @@ def changelog(scene: Scene, store: str = "default") -> str:
 
 def records(scene: Scene, partition: int = 0, store: str = "default") -> list[tuple[Any, int | None]]:
     """(key, version) of each document in a partition of the changelog; of a tombstone, (key, None)."""
-    found = []
-    for message in scene.read_partitions(changelog(scene, store))[partition]:
-        if message.key() != MILESTONE:
-            version, name, _ = restored(store, message.key(), message.value() or b"")
-            key = decode_key(name[len(document_prefix(store)) :])
-            found.append((key, None if message.value() is None else version))
-    return found
+    return [
+        (
+            decode_key(message.key().removeprefix(b"d")),
+            None if message.value() is None else int.from_bytes(message.value()[:8], "big"),
+        )
+        for message in scene.read_partitions(changelog(scene, store))[partition]
+        if message.key() != MILESTONE
+    ]
 
 
 def milestones(scene: Scene, partition: int = 0) -> list[Milestone]:

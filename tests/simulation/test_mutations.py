@@ -196,7 +196,7 @@ def let_every_driver_choose_who_publishes(patch: pytest.MonkeyPatch) -> None:
     publish = simulation.SimulatedPublisher.publish
 
     def whimsical(self: Any, manifest: Any) -> None:
-        publish(self, msgspec.structs.replace(manifest, published_by=self.way(0)))
+        publish(self, msgspec.structs.replace(manifest, published_by=self.way(0, manifest)))
 
     patch.setattr(simulation.SimulatedPublisher, "publish", whimsical)
 

@@ -423,7 +423,7 @@ class SimulatedPublisher(KafkaPublisher):
         super().__init__(route, chain, executors, PARTITIONS)
         self._world = world
 
-    def way(self, rows: int) -> Any:
+    def way(self, rows: int, head: Manifest) -> Any:
         return self._world.random.choice(("driver", "tasks"))
 
 

@@ -21,7 +21,7 @@ from holdfast.errors import (
     UnsupportedValue,
 )
 from holdfast.kafka import names
-from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, encode_milestone, records, restored
+from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, encode_milestone, fold, records
 from holdfast.kafka.cluster import TopicNeed
 from holdfast.kafka.cursors import Cursor
 from holdfast.kafka.publishing import Note, _is_out
@@ -111,7 +111,7 @@ def read(cursor: Cursor, end: int) -> list[int]:
 
 def test_a_record_beyond_the_range_is_kept_for_the_next_one() -> None:
     consumer = FakeConsumer([Fetched(0), Fetched(1), Fetched(5), Fetched(6)])
-    cursor = Cursor(consumer, "orders", 0)  # type: ignore[arg-type]
+    cursor = Cursor(consumer, "app", "orders", 0)  # type: ignore[arg-type]
     cursor.move(0)
     assert read(cursor, 4) == [0, 1]
     cursor.move(4)
@@ -121,7 +121,7 @@ def test_a_record_beyond_the_range_is_kept_for_the_next_one() -> None:
 
 def test_a_range_in_a_gap_ends_with_the_partition() -> None:
     consumer = FakeConsumer([Fetched(0)], [], [end_at(9)])
-    cursor = Cursor(consumer, "orders", 0)  # type: ignore[arg-type]
+    cursor = Cursor(consumer, "app", "orders", 0)  # type: ignore[arg-type]
     cursor.move(0)
     assert read(cursor, 5) == [0]
     assert cursor.at == 9
@@ -131,7 +131,7 @@ def test_a_range_in_a_gap_ends_with_the_partition() -> None:
 
 def test_a_cursor_that_is_moved_forgets_what_it_kept() -> None:
     consumer = FakeConsumer([Fetched(0), Fetched(3)], [Fetched(0), Fetched(3)])
-    cursor = Cursor(consumer, "orders", 0)  # type: ignore[arg-type]
+    cursor = Cursor(consumer, "app", "orders", 0)  # type: ignore[arg-type]
     for _ in range(2):  # a batch that is run again
         cursor.move(0)
         assert read(cursor, 2) == [0]
@@ -143,7 +143,7 @@ def test_a_record_that_is_gone_is_an_error_with_its_place() -> None:
     from confluent_kafka import KafkaError
 
     gone = Fetched(-1001, KafkaError(KafkaError._AUTO_OFFSET_RESET))
-    cursor = Cursor(FakeConsumer([Fetched(3)], [gone]), "orders", 7)  # type: ignore[arg-type]
+    cursor = Cursor(FakeConsumer([Fetched(3)], [gone]), "app", "orders", 7)  # type: ignore[arg-type]
     cursor.move(3)
     with pytest.raises(OffsetsLost) as caught:
         read(cursor, 9)
@@ -181,11 +181,13 @@ def test_a_change_comes_back_from_its_changelog_record(version: int, changes: di
     written = list(records("mine", version, [*stored, (other + b"x", b"not of this store")]))
     assert len(written) == len(changes)
     assert all(key != MILESTONE for key, _ in written)
-    for (name, value), (key, data) in zip(stored, written, strict=True):
-        if value is None:
-            assert data is None and restored("mine", key, b"")[1] == name
-        else:
-            assert data is not None and restored("mine", key, data) == (version, name, value)
+    milestone = (MILESTONE, encode_milestone(STONE))
+    documents: dict[bytes, bytes | None] = {}
+    fold("mine", version - 1, [*written, milestone], documents)
+    assert documents == dict(stored)
+    documents = {}
+    fold("mine", version, [*written, milestone], documents)
+    assert documents == {name: None for name, value in stored if value is None}, "what was cleared came back"
 
 
 def test_a_milestone_comes_back() -> None:
