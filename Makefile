@@ -30,7 +30,8 @@ slow: .venv/dev
 	$(PYTEST) tests/integration tests/crash
 	$(PYTEST) tests/cluster
 	@scripts/maven
-	$(PYTEST) tests/kafka
+	$(PYTEST) tests/kafka --ignore=tests/kafka/crash
+	$(PYTEST) tests/kafka/crash
 
 bench: .venv/bench .venv-quix/quix
 	@scripts/maven

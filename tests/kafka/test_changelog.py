@@ -250,18 +250,13 @@ def test_a_changelog_that_was_emptied_is_refused(scene: Scene) -> None:
         scene.counting().run(available_now=True)
 
 
-@pytest.mark.parametrize("how", ["emptied", "replaced"])
-def test_without_a_checkpoint_either_nothing_is_restored_from_it(scene: Scene, how: str) -> None:
+def test_without_a_checkpoint_either_nothing_is_restored_from_it(scene: Scene) -> None:
     scene.create(scene.source)
     scene.feed(*RECORDS)
     scene.counting().run(available_now=True)
-    if how == "replaced":
-        scene.remove_topic(changelog(scene))
-        await_that(lambda: changelog(scene) not in scene.topics())
-    else:
-        scene.alter(changelog(scene), cleanup_policy="compact,delete")
-        scene.delete_records(changelog(scene), 0, -1)
-        scene.alter(changelog(scene), cleanup_policy="compact")
+    scene.alter(changelog(scene), cleanup_policy="compact,delete")
+    scene.delete_records(changelog(scene), 0, -1)
+    scene.alter(changelog(scene), cleanup_policy="compact")
     with pytest.raises(IncompleteChangelog):
         recovered(scene)
 

@@ -32,6 +32,5 @@ def test_twenty_kills_at_random_moments_leave_no_trace(stage: Stage, choice: ran
             time.sleep(choice.uniform(1, 6))
             life.kill()
         print(f"killed while {moment}, published by {publish}, after {stage.commits()} commits")
-    assert stage.commits() > 2 * KILLS["working"]
     stage.run_to_end(choice.choice(["driver", "tasks"]), batch=LARGE)
     check_all_taken(stage)
