@@ -27,11 +27,12 @@ fast: .venv/dev
 	$(PYTEST) tests/simulation tests/contract
 
 slow: .venv/dev
-	$(PYTEST) tests/integration tests/crash
+	$(PYTEST) tests/integration
 	$(PYTEST) tests/cluster
+	$(PYTEST) -n 2 --dist worksteal tests/crash
 	@scripts/maven
 	$(PYTEST) tests/kafka --ignore=tests/kafka/crash
-	$(PYTEST) tests/kafka/crash
+	$(PYTEST) -n 2 --dist worksteal tests/kafka/crash
 
 bench: .venv/bench .venv-quix/quix
 	@scripts/maven
