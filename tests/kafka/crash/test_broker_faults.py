@@ -19,7 +19,7 @@ from truth import check_exact, put_orders
 
 KILLS = 5
 PAUSE_S = 60
-ORDERS = 2_000 * BATCH // 10
+ORDERS = 200 * BATCH
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def survive(broker: Broker, directory: Path, choice: random.Random, faults: list
         lives = [open_lives.enter_context(stage.life(stage.directory.name)) for stage in stages]
         for fault in (*faults, lambda: None):
             for stage, life in zip(stages, lives, strict=True):
-                stage.await_commits(life, 3)
+                stage.await_commits(life, 2)
             time.sleep(choice.uniform(0, 1))  # about a batch
             fault()
         for life in lives:

@@ -32,7 +32,7 @@ def test_a_batch_whose_function_fails_near_its_end_is_visible_nowhere(
 
 
 def fail_often(stage: Stage, publish: str, choice: random.Random) -> None:
-    put_orders(stage, 40 * BATCH)
+    put_orders(stage, 20 * BATCH)
     for _ in range(TIMES // 2):
         fail_once(stage, publish, choice)
     stage.run_to_end(publish)

@@ -62,7 +62,7 @@ def test_a_death_while_publishing_loses_nothing_and_doubles_nothing(
 
 
 def test_a_lost_answer_or_a_lost_worker_changes_nothing(stage: Stage, choice: random.Random) -> None:
-    put_orders(stage, 40 * BATCH)
+    put_orders(stage, 20 * BATCH)
     version = 3
     for publish in ("driver", "tasks"):
         with stage.life(publish, "--lose-answer", version) as life:
