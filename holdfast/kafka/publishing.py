@@ -236,8 +236,8 @@ class Publisher:
         """Fence whoever held this slot before, and read its note."""
         self._persist("open the producer", self._open)
 
-    def forget(self) -> None:
-        """Read the note again before the next shipment."""
+    def read_note_again(self) -> None:
+        """Notes were mended since this slot was opened: what it knows may be that there is none."""
         if self._note is None:
             self.close()
 

@@ -24,7 +24,7 @@ from holdfast.kafka import names
 from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, fold
 from holdfast.kafka.connection import Connection
 from holdfast.kafka.cursors import Cursor, cursor
-from holdfast.kafka.link import Attachment, Link
+from holdfast.kafka.link import Attachment
 from holdfast.kafka.publishing import Note, ledger
 from holdfast.log import paths
 from holdfast.log.files import FileRef, write_delta
@@ -244,13 +244,7 @@ class Restore:
         return _Goal(
             instance=traces.notes[0].instance,
             version=max(note.version for note in traces.notes),
-            cleared=(0,) * self._program.partitions,
-            time_ms=0,
             position=position,
-            stores=(),
-            topics=(),
-            since=[],
-            to=[],
         )
 
     # -- the chain ----------------------------------------------------------------------------------------------------
@@ -281,7 +275,7 @@ class Restore:
         )
 
     def _round(self, manifest: Manifest, goal: _Goal, at: list[int]) -> Manifest:
-        partitions = self._program.partitions
+        partitions, link = self._program.partitions, self._attachment.link
         version = manifest.version + 1
         ends = [min(since + ROUND, to) for since, to in zip(at, goal.to, strict=True)]
         jobs = [
@@ -296,7 +290,7 @@ class Restore:
             for partition in range(partitions)
         ]
         commits: list[PartitionCommit] = surely_each(
-            self._tasks, "restore", _round_task(self._token, self._attachment.link, jobs)
+            self._tasks, "restore", _round_task(self._token, link.connection, link.group, jobs)
         )
         return self._chain.commit(
             msgspec.structs.replace(
@@ -358,13 +352,7 @@ class Restore:
         goal = _Goal(
             instance=min(instances, default=new_id()),
             version=last,
-            cleared=(0,) * self._program.partitions,
-            time_ms=0,
             position=position,
-            stores=(),
-            topics=(),
-            since=[],
-            to=[],
         )
         first = self._first(goal, head)
         self._chain.commit(
@@ -379,19 +367,21 @@ def _position(identity: str, stones: list[Milestone]) -> Position:
     return position
 
 
-class _Goal(msgspec.Struct, frozen=True):
-    """Where a restore leads, and how far it is. Changelog partitions are counted store by store."""
+class _Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a restore leads, and how far it is. Without stores there is nothing to read."""
 
     instance: str
     version: int
-    cleared: tuple[int, ...]
-    """By partition."""
-    time_ms: int
     position: Position
-    stores: tuple[str, ...]
-    topics: tuple[str, ...]
-    since: list[int]
-    to: list[int]
+    time_ms: int = 0
+    cleared: tuple[int, ...] = (0,)
+    """By partition."""
+    stores: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+    since: list[int] = []
+    """Where the changelog partitions begin, store by store."""
+    to: list[int] = []
+    """Where they end."""
 
 
 class _Round(msgspec.Struct, frozen=True):
@@ -423,9 +413,9 @@ def _reached(manifest: Manifest, goal: _Goal) -> list[int]:
     return list(manifest.position["offsets"])
 
 
-def _round_task(token: str, link: Link, jobs: list[_Round]) -> Callable[[int, Storage, Any], PartitionCommit]:
-    connection, group = link.connection, link.group
-
+def _round_task(
+    token: str, connection: Connection, group: str, jobs: list[_Round]
+) -> Callable[[int, Storage, Any], PartitionCommit]:
     def task(partition: int, storage: Storage, stores: Any) -> PartitionCommit:
         job = jobs[partition]
         latest: dict[bytes, bytes | None] = {}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any, ClassVar, NoReturn
@@ -70,7 +71,7 @@ def _name(option: str, given: object) -> str:
     return name
 
 
-class Deserializer:
+class Deserializer(ABC):
     """Bytes to a value. None stays None."""
 
     name: str
@@ -82,15 +83,15 @@ class Deserializer:
         """The value, or `Undecodable`."""
         return self.many((data,))[0]
 
+    @abstractmethod
     def many(self, data: Sequence[bytes | None]) -> list[Any]:
         """The values, in order; raises on the first that cannot be read, without saying which one it was."""
-        raise NotImplementedError
 
     def _refuse(self, form: str) -> NoReturn:
         raise Undecodable(f"the {self.what} is not {form}") from None
 
 
-class Serializer:
+class Serializer(ABC):
     """A value to bytes. None stays None."""
 
     name: str
@@ -98,9 +99,9 @@ class Serializer:
     def __init__(self, what: str) -> None:
         self.what = what
 
+    @abstractmethod
     def __call__(self, value: Any) -> bytes | None:
         """The bytes, or `UnsupportedValue`."""
-        raise NotImplementedError
 
     def _refuse(self, is_what: str) -> NoReturn:
         raise UnsupportedValue(

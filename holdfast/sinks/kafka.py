@@ -73,17 +73,18 @@ class KafkaPublisher:
         self._driver.open()
         fence(self._route, self._slots[1:])  # notes cannot be read while a transaction on them is open
         self._mend_notes(head)
-        self._driver.forget()  # what it has read before may be older
+        self._driver.read_note_again()
 
     def _mend_notes(self, head: Manifest) -> None:
         """Check what the notes say; write those again that are gone: what they would say is known by other means."""
         notes = ledger(self._route.connection, self._route.group)
+        committed = set(self._chain.storage.names(paths.COMMITS))
         lost = []
         for slot, note in zip(self._slots, notes.read(self._slots), strict=True):
             if note is None:
                 lost.append(slot)
             else:
-                self._check(note, head)
+                self._check(note, head, committed)
                 self._out_before = max(self._out_before, note.version)
         if lost:
             note = note_of(self._last_known_out(head))
@@ -97,10 +98,8 @@ class KafkaPublisher:
     def way(self, rows: int, head: Manifest) -> Literal["driver", "tasks"]:
         if rows <= LARGE:
             return "driver"
-        if (
-            time.monotonic() - self._noted > NOTES_S
-        ):  # slots of tasks may not have been used for so long that Kafka forgot
-            self._mend_notes(head)
+        if time.monotonic() - self._noted > NOTES_S:
+            self._mend_notes(head)  # the slots of tasks may not have been used for so long that Kafka forgot them
         return "tasks"
 
     def publish(self, manifest: Manifest) -> None:
@@ -114,7 +113,7 @@ class KafkaPublisher:
     def close(self) -> None:
         self._driver.close()
 
-    def _check(self, note: Note, head: Manifest) -> None:
+    def _check(self, note: Note, head: Manifest, committed: set[str]) -> None:
         check_instance(note, head.instance)
         if note.version > head.version:
             raise ForeignTarget(
@@ -123,9 +122,9 @@ class KafkaPublisher:
                 out=note.version,
                 head=head.version,
             )
-        if paths.manifest(note.version) in self._chain.storage.names(paths.COMMITS):
-            committed = head if note.version == head.version else self._chain.read(note.version)
-            if committed.id != note.manifest:
+        if paths.manifest(note.version) in committed:  # else it is from before a restore
+            manifest = head if note.version == head.version else self._chain.read(note.version)
+            if manifest.id != note.manifest:
                 raise ForeignTarget(
                     f"version {note.version} is out in Kafka with another commit than this checkpoint has: it was put back from a "
                     "copy that went another way",
