@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from holdfast.kafka.feeding import TopicProducer
     from holdfast.kafka.link import Attachment, Link
 
+GUARANTEES = ("exactly-once", "at-least-once")
+
 logger = logging.getLogger("holdfast")
 
 
@@ -166,14 +168,14 @@ class Application:
         self._on_consumer_error = on_consumer_error
         self._interval = float(commit_interval)
         self._link = _link(
-            self.name,
             broker_address,
-            _one_of("auto_offset_reset", auto_offset_reset, "latest", "earliest"),
-            auto_create_topics,
-            use_changelog_topics,
-            _one_of("processing_guarantee", processing_guarantee, "exactly-once", "at-least-once") == "exactly-once",
-            _one_of("on_data_loss", on_data_loss, "fail", "skip"),
-            dead_letter_topic,
+            group=self.name,
+            reset=_one_of("auto_offset_reset", auto_offset_reset, "latest", "earliest"),
+            create=auto_create_topics,
+            use_changelogs=use_changelog_topics,
+            exactly_once=_one_of("processing_guarantee", processing_guarantee, *GUARANTEES) == GUARANTEES[0],
+            on_data_loss=_one_of("on_data_loss", on_data_loss, "fail", "skip"),
+            dead_letter_topic=dead_letter_topic,
         )
         self._spark = spark
         self._spark_is_ours = spark is None
@@ -499,14 +501,7 @@ def _one_of(option: str, given: Any, *allowed: str) -> Any:
 
 
 def _link(
-    name: str,
-    broker_address: str | ConnectionConfig | Mapping[str, Any] | None,
-    reset: Any,
-    create: bool,
-    use_changelogs: bool,
-    exactly_once: bool,
-    on_data_loss: Any,
-    dead_letter_topic: str | None,
+    broker_address: str | ConnectionConfig | Mapping[str, Any] | None, *, dead_letter_topic: str | None, **settings: Any
 ) -> Link | None:
     """The application's link to Kafka, if it has one."""
     if broker_address is None:
@@ -521,9 +516,7 @@ def _link(
         raise MissingSettings("Kafka needs the package confluent-kafka: pip install 'holdfast[kafka]'") from None
     if dead_letter_topic is not None:
         checked_topic_name(dead_letter_topic)
-    return Link(
-        connection(broker_address), name, reset, create, use_changelogs, exactly_once, on_data_loss, dead_letter_topic
-    )
+    return Link(connection(broker_address), dead_letter_topic=dead_letter_topic, **settings)
 
 
 def _unknown_option(name: str) -> UnknownOption:
