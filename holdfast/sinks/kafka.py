@@ -65,8 +65,8 @@ class KafkaPublisher:
         self._slots = [names.DRIVER_SLOT, *map(names.task_slot, range(partitions))]
         self._driver = Publisher(route, names.DRIVER_SLOT)
         self._noted = 0.0
-        self._out_before = -1
-        """The last version that was out when the run began: versions are published in order, so all before it are, too."""
+        self._out = -1
+        """The last version that is known to be out: versions are published in order, so all before it are, too."""
 
     def prepare(self, head: Manifest) -> None:
         """Fence the run before this one; see that what is out belongs to this chain; mend notes that are gone."""
@@ -85,7 +85,7 @@ class KafkaPublisher:
                 lost.append(slot)
             else:
                 self._check(note, head, committed)
-                self._out_before = max(self._out_before, note.version)
+                self._out = max(self._out, note.version)
         if lost:
             note = note_of(self._last_known_out(head))
             notes.write([notes.entry(slot, note) for slot in lost])
@@ -103,12 +103,13 @@ class KafkaPublisher:
         return "tasks"
 
     def publish(self, manifest: Manifest) -> None:
-        if manifest.version < self._out_before:
+        if manifest.version < self._out:  # its mark of delivery cannot be read, or was never written
             return
         if manifest.published_by == "tasks":
             surely_each(self._tasks, f"publish version {manifest.version}", _publish_task(self._route, manifest))
         else:
             self._driver.publish(shipment_of(manifest), self._chain.storage)
+        self._out = manifest.version
 
     def close(self) -> None:
         self._driver.close()
