@@ -569,6 +569,7 @@ def put_back(world: World) -> None:
     ahead = world.last_delivered() > max(
         (paths.version_of(n) for n in objects if n.startswith(paths.COMMITS)), default=-1
     )
+    world.delayed.clear()
     world.storage.objects = dict(objects)
     if ahead:
         calm, world.calm = world.calm, True
@@ -587,7 +588,6 @@ def put_back(world: World) -> None:
         world.kafka.open.clear()
     world.spark.query, world.spark.planned, world.spark.done = query, list(planned), done
     world.cleared_at = list(cleared_at)
-    world.delayed.clear()
     for disks in world.hosts:
         world.attic += [
             (name, store) for name, slots in disks.items() for disk in slots for store in (disk.store, *disk.flushed)
