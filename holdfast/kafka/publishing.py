@@ -94,6 +94,9 @@ class Part(msgspec.Struct, frozen=True):
     delta: FileRef | None
     outboxes: dict[str, FileRef]
     """By sink."""
+    keys: int
+    """Documents that the partition has, and their size."""
+    bytes: int
 
 
 class Shipment(msgspec.Struct, frozen=True):
@@ -140,6 +143,8 @@ class Route(msgspec.Struct, frozen=True):
             offset=part.offset,
             out=part.out,
             codec=self.codec,
+            keys=part.keys,
+            bytes=part.bytes,
             stores=tuple(self.changelogs),
         )
 

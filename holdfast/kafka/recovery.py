@@ -18,24 +18,26 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
+import pyarrow as pa
+from confluent_kafka import Message
 
 from holdfast.errors import CodecMismatch, EarlierLife, IncompleteChangelog, TopicMismatch
 from holdfast.kafka import names
-from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, fold
+from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, documents
 from holdfast.kafka.connection import Connection
 from holdfast.kafka.cursors import Cursor, cursor
 from holdfast.kafka.link import Attachment
 from holdfast.kafka.publishing import Note, ledger
 from holdfast.log import paths
-from holdfast.log.files import FileRef, write_delta
+from holdfast.log.files import changes_of, write_table
 from holdfast.log.manifest import AttemptId, Chain, InstanceId, Manifest, ManifestId, PartitionCommit, Position, new_id
 from holdfast.log.recipe import Recipe, bring, recipe_for
 from holdfast.log.storage import Storage
 from holdfast.plan.program import Program
 from holdfast.sinks.kafka import Tasks, surely_each
-from holdfast.stores.base import Store
+from holdfast.stores.base import Mark, Store
 
-ROUND = 400_000
+ROUND = 500_000
 """Records of a changelog partition that a round reads."""
 WINDOW = 1_000
 """Offsets before the end in which to look for a milestone, at first."""
@@ -114,6 +116,10 @@ class Restore:
             return
         stores = self._milestones()
         goal = self._goal(stores)
+        link = (
+            self._attachment.link
+        )  # first the workers: else the time left would be wrong for as long as they need to start
+        surely_each(self._tasks, "restore", _ready_task(self._token, link.connection, link.group, goal.topics))
         progress = _Progress(self._program.app, sum(goal.to) - sum(goal.since))
         manifest = head if head is not None and _continues(head, goal) else self._chain.commit(self._first(goal, head))
         while True:
@@ -202,6 +208,7 @@ class Restore:
             cleared=tuple(stone.cleared for stone in stones),
             time_ms=max(stone.time_ms for stone in stones),
             position=_position(identity, stones),
+            sizes=[(stone.keys, stone.bytes) for stone in stones],
             stores=tuple(stores),
             topics=tuple(topics),
             since=[low for first, _ in ends for low in first],
@@ -245,6 +252,7 @@ class Restore:
             instance=traces.notes[0].instance,
             version=max(note.version for note in traces.notes),
             position=position,
+            sizes=[(0, 0)] * self._program.partitions,
         )
 
     # -- the chain ----------------------------------------------------------------------------------------------------
@@ -277,10 +285,12 @@ class Restore:
     def _round(self, manifest: Manifest, goal: _Goal, at: list[int]) -> Manifest:
         partitions, link = self._program.partitions, self._attachment.link
         version = manifest.version + 1
-        ends = [min(since + ROUND, to) for since, to in zip(at, goal.to, strict=True)]
+        # the last round takes a little more: a round for a few records costs as much as one for many
+        ends = [to if to - since < 1.2 * ROUND else since + ROUND for since, to in zip(at, goal.to, strict=True)]
         jobs = [
             _Round(
                 version,
+                recipe_for(self._chain, manifest, partition),
                 goal.cleared[partition],
                 tuple(
                     (store, topic, at[index * partitions + partition], ends[index * partitions + partition])
@@ -290,7 +300,7 @@ class Restore:
             for partition in range(partitions)
         ]
         commits: list[PartitionCommit] = surely_each(
-            self._tasks, "restore", _round_task(self._token, link.connection, link.group, jobs)
+            self._tasks, "restore", _round_task(self._token, link.connection, link.group, manifest.instance, jobs)
         )
         return self._chain.commit(
             msgspec.structs.replace(
@@ -305,9 +315,6 @@ class Restore:
         )
 
     def _finish(self, manifest: Manifest, goal: _Goal) -> None:
-        """Bring the local stores there, too, and count what they hold."""
-        recipes = [recipe_for(self._chain, manifest, partition) for partition in range(self._program.partitions)]
-        counts: list[tuple[int, int]] = surely_each(self._tasks, "restore", _count_task(manifest.instance, recipes))
         self._chain.commit(
             msgspec.structs.replace(
                 manifest,
@@ -318,8 +325,8 @@ class Restore:
                 kind="restored",
                 position=goal.position,
                 partitions=tuple(
-                    PartitionCommit(partition, AttemptId(new_id()), keys=keys, bytes=size)
-                    for partition, (keys, size) in enumerate(counts)
+                    PartitionCommit(commit.partition, AttemptId(new_id()), keys=keys, bytes=size)
+                    for commit, (keys, size) in zip(manifest.partitions, goal.sizes, strict=True)
                 ),
             )
         )
@@ -376,6 +383,8 @@ class _Goal(msgspec.Struct, frozen=True, kw_only=True):
     time_ms: int = 0
     cleared: tuple[int, ...] = (0,)
     """By partition."""
+    sizes: list[tuple[int, int]] = []
+    """By partition: documents and their bytes."""
     stores: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
     since: list[int] = []
@@ -388,6 +397,8 @@ class _Round(msgspec.Struct, frozen=True):
     """What one partition reads in one round."""
 
     version: int
+    recipe: Recipe
+    """Of the version before."""
     cleared: int
     ranges: tuple[tuple[str, str, int, int], ...]
     """(store, topic, from, to)."""
@@ -414,44 +425,49 @@ def _reached(manifest: Manifest, goal: _Goal) -> list[int]:
 
 
 def _round_task(
-    token: str, connection: Connection, group: str, jobs: list[_Round]
+    token: str, connection: Connection, group: str, instance: InstanceId, jobs: list[_Round]
 ) -> Callable[[int, Storage, Any], PartitionCommit]:
     def task(partition: int, storage: Storage, stores: Any) -> PartitionCommit:
         job = jobs[partition]
-        latest: dict[bytes, bytes | None] = {}
-        for store, topic, since, to in job.ranges:
-            _read_documents(cursor(token, connection, group, topic, partition), store, since, to, job.cleared, latest)
+        read = [
+            documents(store, job.cleared, _read(cursor(token, connection, group, topic, partition), since, to))
+            for store, topic, since, to in job.ranges
+        ]
+        changes = pa.concat_tables(read).sort_by("key")
         attempt = AttemptId(new_id())
-        delta: FileRef | None = None
-        if latest:
-            keys = sorted(latest)
-            values = [latest[key] for key in keys]
-            delta = write_delta(storage, paths.delta(job.version, partition, attempt), keys, values)
+        delta = None
+        if changes.num_rows:
+            delta = write_table(storage, paths.delta(job.version, partition, attempt), changes, kind="delta")
+        store: Store
+        with stores.open(instance, partition) as store:
+            bring(store, storage, job.recipe)
+            store.apply(changes_of(changes), job.recipe.target, Mark(job.version, attempt))
         return PartitionCommit(partition, attempt, delta)
 
     return task
 
 
-def _read_documents(
-    reading: Cursor, store: str, since: int, to: int, cleared: int, latest: dict[bytes, bytes | None]
-) -> None:
-    reading.move(since)
-    while reading.at < to:
-        fold(store, cleared, [(message.key(), message.value()) for message in reading.take(to)], latest)
+def _ready_task(
+    token: str, connection: Connection, group: str, topics: tuple[str, ...]
+) -> Callable[[int, Storage, Any], None]:
+    """Where this has run, a worker is up, with its consumers, and has loaded what a round needs."""
 
-
-def _count_task(instance: str, recipes: list[Recipe]) -> Callable[[int, Storage, Any], tuple[int, int]]:
-    def task(partition: int, storage: Storage, stores: Any) -> tuple[int, int]:
-        store: Store
-        with stores.open(instance, partition) as store:
-            bring(store, storage, recipes[partition])
-            keys = size = 0
-            for key, value in store.scan(b"d", b"e"):
-                keys += 1
-                size += len(key) + len(value)
-            return keys, size
+    def task(partition: int, storage: Storage, stores: Any) -> None:
+        for topic in topics:
+            cursor(token, connection, group, topic, partition)
+        documents("", 0, {}).sort_by("key")
 
     return task
+
+
+def _read(reading: Cursor, since: int, to: int) -> dict[bytes, bytes | None]:
+    """The last value of each key in a range."""
+    latest: dict[Any, bytes | None] = {}
+    reading.move(since)
+    while reading.at < to:
+        found = reading.take(to)
+        latest.update(zip(map(Message.key, found), map(Message.value, found), strict=True))
+    return latest
 
 
 def last_milestone(

@@ -34,14 +34,18 @@ class FileRef(msgspec.Struct, frozen=True):
 
 
 def write_delta(storage: Storage, name: str, keys: list[bytes], values: list[bytes | None]) -> FileRef:
+    """Keys in order, each once."""
     table = pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
     return write_table(storage, name, table, kind="delta")
 
 
 def read_delta(storage: Storage, ref: FileRef) -> Iterator[Change]:
-    table = read_table(storage, ref, kind="delta")
-    keys: Iterable[bytes] = table.column("key").to_pylist()
-    return zip(keys, table.column("value").to_pylist(), strict=True)
+    return changes_of(read_table(storage, ref, kind="delta"))
+
+
+def changes_of(delta: pa.Table) -> Iterator[Change]:
+    keys: Iterable[bytes] = delta.column("key").to_pylist()
+    return zip(keys, delta.column("value").to_pylist(), strict=True)
 
 
 def write_table(storage: Storage, name: str, table: pa.Table, kind: str) -> FileRef:

@@ -28,7 +28,7 @@ from holdfast.pickling import dumps, loads
 from holdfast.plan.program import Program
 from holdfast.runtime.job import Failure, Job, Receipt
 from holdfast.runtime.session import runtime_session
-from holdfast.runtime.task import Stores, failure_of, raise_failure, run_task
+from holdfast.runtime.task import Stores, failure_of, raise_failure, run_task, without_gc
 from holdfast.sources.arrow import ArrowMap, map_in_arrow
 from holdfast.sources.spark import ROUTE, SparkSource
 
@@ -171,7 +171,9 @@ def _each_task(
             pass
         _, storage, stores = work.open()
         try:
-            yield function(partition, storage, stores), None
+            with without_gc():
+                result = function(partition, storage, stores)
+            yield result, None
         except Exception as error:
             yield None, failure_of(error, None)
 

@@ -66,7 +66,7 @@ def run_task(
     attempt = AttemptId(new_id())
     try:
         reach("task.begin", job.version)
-        with _without_gc(), ExitStack() as scratch, stores.open(job.instance, partition) as store:
+        with without_gc(), ExitStack() as scratch, stores.open(job.instance, partition) as store:
             try:
                 bring(store, storage, job.recipes[partition])  # a
                 reach("task.restored", job.version)
@@ -90,7 +90,7 @@ def run_task(
 
 
 @contextmanager
-def _without_gc() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """A batch makes many objects and drops them together: looking for cycles among them meanwhile is wasted work."""
     was_on = gc.isenabled()
     gc.disable()

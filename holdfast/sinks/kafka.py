@@ -173,6 +173,8 @@ def shipment_of(manifest: Manifest, only: int | None = None) -> Shipment:
                 max(offsets[commit.partition], quiet[commit.partition]),
                 commit.delta,
                 commit.outboxes,
+                commit.keys,
+                commit.bytes,
             )
             for commit in manifest.partitions
             if only is None or commit.partition == only

@@ -14,8 +14,9 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as RealProducer
 
-from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, fold
+from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, documents
 from holdfast.kafka.publishing import Note
+from holdfast.log.files import changes_of
 
 OUTPUT = "output"
 CHANGELOG = "changelog"
@@ -70,9 +71,8 @@ class SimulatedBroker:
         if stone is None:
             return None, {}
         milestone = decode_milestone(CHANGELOG, partition, stone)
-        documents: dict[bytes, bytes | None] = {}
-        fold("default", milestone.cleared, found, documents)
-        return milestone, {key: value for key, value in documents.items() if value is not None}
+        changes = changes_of(documents("default", milestone.cleared, dict(found)))
+        return milestone, {key: value for key, value in changes if value is not None}
 
 
 class Producer:
