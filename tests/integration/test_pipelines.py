@@ -333,9 +333,15 @@ def test_state_is_read_by_another_process_while_the_app_runs_and_clearing_is_ref
 ) -> None:
     app = Application("app", state_dir=tmp_path, spark=spark)
     done = threading.Event()
+    seen: set[int] = set()
+
+    def see(order: dict[str, Any]) -> None:
+        seen.add(order["amount"])
+        if len(seen) == len(ORDERS):  # files of one moment come in any order
+            done.set()
+
     frame = app.dataframe(app.from_files(json_files, format="json", schema=SCHEMA, key="user", files_per_batch=1))
-    frame = frame.apply(total, stateful=True)
-    frame.inspect(lambda order: done.set() if order["amount"] == 29 else None)
+    frame.apply(total, stateful=True).inspect(see)
     runner = threading.Thread(target=app.run)
     runner.start()
     try:

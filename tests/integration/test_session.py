@@ -27,6 +27,7 @@ BUILD = """
 import os, signal, sys, time
 from pathlib import Path
 from holdfast.runtime.session import build_session, check_session, runtime_session
+before = signal.getsignal(signal.SIGINT)
 spark = build_session("test", master="local[2]", warehouse=Path("warehouse"))
 def where(partition, rows):
     yield partition, os.getpid(), sys.executable, __import__("pyspark").__file__
@@ -108,7 +109,7 @@ workers = job()
 assert [partition for partition, *_ in workers] == [0, 1]
 assert all(python == sys.executable for _, _, python, _ in workers)
 assert all(".zip" not in pyspark for *_, pyspark in workers)
-assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+assert signal.getsignal(signal.SIGINT) is before
 check_session(spark)
 def batch(rows, number):
     print("batch", number)
