@@ -8,10 +8,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from holdfast.dataframe import StreamingDataFrame
+from holdfast.dataframe import StreamingDataFrame, frame_of
 from holdfast.errors import InvalidPipeline, MissingSettings, RunIsAlive, UnknownOption
 from holdfast.kafka.connection import ConnectionConfig, connection
 from holdfast.kafka.topics import TimestampExtractor, Topic, TopicConfig, checked_topic_name
@@ -21,7 +22,7 @@ from holdfast.log.storage import LocalStorage
 from holdfast.persistence import Persistence
 from holdfast.plan.functions import check_function
 from holdfast.plan.pipeline import Pipeline
-from holdfast.plan.program import ErrorCallback, Program, program_of
+from holdfast.plan.program import ErrorCallback, Program, program_of, watermark_of
 from holdfast.runtime.batch import Driver, empty_partitions
 from holdfast.runtime.context import Context
 from holdfast.runtime.locks import FileLock
@@ -86,6 +87,11 @@ class Application:
         The number of state partitions, fixed when a checkpoint is begun. By default one per core.
     max_batch_rows
         The most rows that a batch reads of a source whose ranges Holdfast reads itself.
+    watermark_delay
+        How far the watermark stays behind the latest event time: a timedelta, ms, or words such as "10 minutes". Without it
+        there is no watermark, and timers by event time are refused.
+    idle_timeout
+        After so long without a record the watermark goes on with the wall clock. By default it waits.
     rocksdb_options
         Another codec for the state.
     on_processing_error
@@ -123,6 +129,8 @@ class Application:
         spark: SparkSession | None = None,
         partitions: int | None = None,
         max_batch_rows: int = 50_000,
+        watermark_delay: timedelta | int | str | None = None,
+        idle_timeout: timedelta | int | str | None = None,
         rocksdb_options: RocksDBOptions | None = None,
         on_processing_error: ErrorCallback | None = None,
         on_consumer_error: ErrorCallback | None = None,
@@ -167,6 +175,8 @@ class Application:
         self._on_error = on_processing_error
         self._on_consumer_error = on_consumer_error
         self._interval = float(commit_interval)
+        self._idle = idle_timeout
+        self._watermark = watermark_of(watermark_delay, idle_timeout)
         self._link = _link(
             broker_address,
             group=self.name,
@@ -288,8 +298,13 @@ class Application:
             raise InvalidPipeline(f"{what} needs a Kafka cluster: give the application a broker_address=")
         return self._link
 
-    def dataframe(self, source: Source | Topic) -> StreamingDataFrame:
-        """The stream of a topic or another source. An application has one source, used once; branch the frame instead."""
+    def dataframe(
+        self, source: Source | Topic, *, watermark_delay: timedelta | int | str | None = None
+    ) -> StreamingDataFrame:
+        """The stream of a topic or another source. An application has one source, used once; branch the frame instead.
+
+        `watermark_delay` stands for the application's.
+        """
         if isinstance(source, Topic):
             source = self._linked("dataframe(topic)").source(source)
         if not hasattr(source, "kind") or not hasattr(source, "name"):
@@ -303,8 +318,9 @@ class Application:
                 if same
                 else "this application has a source already: one application reads one source"
             )
-        self._pipeline = Pipeline(source)
-        return StreamingDataFrame(self._pipeline, self._pipeline.root)
+        self._pipeline = pipeline = Pipeline(source)
+        pipeline.watermark = self._watermark if watermark_delay is None else watermark_of(watermark_delay, self._idle)
+        return frame_of(pipeline)
 
     # -- running ---------------------------------------------------------------------------------------------------
 
@@ -422,7 +438,7 @@ class Application:
                 station.close()
 
     def _program(self, pipeline: Pipeline, head: Manifest | None, attachment: Attachment | None) -> Program:
-        known = None if head is None else len(head.partitions)
+        known = None if head is None else head.stages[0].partitions
         partitions = self._partitions or known or os.cpu_count() or 1
         if attachment is not None and attachment.partitions is not None:
             if self._partitions not in (None, attachment.partitions):
@@ -434,8 +450,7 @@ class Application:
         dead_letters = self._link.dead_letters(len(pipeline.targets)) if self._link is not None else None
         return program_of(
             self.name,
-            pipeline.source,
-            pipeline.root,
+            pipeline,
             self._codec,
             partitions,
             self._on_error,

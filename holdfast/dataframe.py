@@ -6,20 +6,22 @@ it. Using one frame twice makes branches; they do not disturb each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidPipeline
 from holdfast.kafka.topics import Topic
 from holdfast.plan.functions import check_function
 from holdfast.plan.messages import MessageForm
-from holdfast.plan.pipeline import Pipeline, option
+from holdfast.plan.pipeline import Pipeline, Stage, option
 from holdfast.plan.schema import arrow_schema
 from holdfast.plan.sinks import VERSION_COLUMN
-from holdfast.plan.steps import Call, Node
+from holdfast.plan.steps import Call, Node, SetTimestamp
 from holdfast.sinks.foreach_batch import ForeachBatchTarget
 from holdfast.sinks.table import FORMATS, TableTarget, same_table, table_id
 from holdfast.sinks.values import InspectTarget, PrintTarget
+from holdfast.sources.base import extractor
+from holdfast.state.documents import State
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,8 +36,9 @@ class StreamingDataFrame:
     [20, 40]
     """
 
-    def __init__(self, pipeline: Pipeline, node: Node) -> None:
+    def __init__(self, pipeline: Pipeline, stage: Stage, node: Node) -> None:
         self._pipeline = pipeline
+        self._stage = stage
         self._node = node
 
     def apply(
@@ -46,6 +49,7 @@ class StreamingDataFrame:
         expand: bool = False,
         metadata: bool = False,
         store: str | None = None,
+        on_timer: Callable[[Any, str, State], Iterable[Any] | None] | None = None,
     ) -> StreamingDataFrame:
         """Replace the value by what `func` returns, None included; with `expand`, by each item of it.
 
@@ -59,12 +63,18 @@ class StreamingDataFrame:
         expand
             `func` returns an iterable: every item goes on as a value of its own.
         store
-            The name of the store; steps that name the same store share it. `default` if not given.
+            The name of the store; steps that name the same store share it. If not given, `default` or, after a change of key,
+            the name of that.
+        on_timer
+            Called with `(key, name, state)` when a timer is due that was set with `State.set_timer`; it returns the values
+            that go on, or None.
 
         Guaranteed: the effect of a record on state and output happens exactly once. Not guaranteed: that `func` runs only
         once; a batch that was not committed is computed again, so anything else that it does may happen again.
         """
-        return self._call("apply", func, stateful=stateful, expand=expand, metadata=metadata, store=store)
+        return self._call(
+            "apply", func, stateful=stateful, expand=expand, metadata=metadata, store=store, on_timer=on_timer
+        )
 
     def update(
         self, func: Callable[..., Any], *, stateful: bool = False, metadata: bool = False, store: str | None = None
@@ -91,6 +101,71 @@ class StreamingDataFrame:
         [1, 3]
         """
         return self._call("filter", func, stateful=stateful, metadata=metadata, store=store)
+
+    def group_by(
+        self, key: str | Callable[[Any], Any], *, name: str | None = None, partitions: int | None = None
+    ) -> StreamingDataFrame:
+        """Give every record a new key, a field of the value or a function of it; what comes after sees state by that key.
+
+        The records are shuffled by it within the same job: there is no topic in between, and one commit holds all stages.
+
+        Parameters
+        ----------
+        name
+            Of the stage that begins here, and of its default store. By default the field's name; for a function a number, so
+            name it if the pipeline may change.
+        partitions
+            State partitions of that stage; by default as many as the first one has.
+
+        Guaranteed: records of one key that come from one partition keep their order. 1, "1", True and 1.0 are different keys;
+        None is an error of its record.
+
+        >>> from holdfast.testing import run
+        >>> def count(order, state):
+        ...     state.set("orders", state.get("orders", 0) + 1)
+        ...     return order["city"], state.get("orders")
+        >>> orders = [("ann", {"city": "Rome"}), ("bob", {"city": "Oslo"}), ("cy", {"city": "Rome"})]
+        >>> run(lambda sdf: sdf.group_by("city").apply(count, stateful=True), orders).values
+        [['Rome', 1], ['Oslo', 1], ['Rome', 2]]
+        """
+        function = extractor("group_by()", key)
+        if function is None:
+            raise InvalidPipeline("group_by() takes a field name or a function of the value")
+        if name is None and isinstance(key, str):
+            name = key
+        stage = self._pipeline.add_stage(self._stage, self._node, function, "group_by", name, partitions)
+        return StreamingDataFrame(self._pipeline, stage, stage.root)
+
+    def key_by(
+        self, func: Callable[[Any], Any], *, name: str | None = None, partitions: int | None = None
+    ) -> StreamingDataFrame:
+        """As `group_by` with a function, under the name that Malstrom users know."""
+        stage = self._pipeline.add_stage(self._stage, self._node, func, "key_by", name, partitions)
+        return StreamingDataFrame(self._pipeline, stage, stage.root)
+
+    def concat(self, other: StreamingDataFrame) -> StreamingDataFrame:
+        """The records of both frames, which must be of the same stage: change the key after this, not before.
+
+        Guaranteed: each record passes once per frame that it is in; there is no order between the frames.
+
+        >>> from holdfast.testing import run
+        >>> def both(sdf):
+        ...     return sdf.filter(lambda n: n > 1).concat(sdf.apply(lambda n: -n))
+        >>> run(both, [1, 2]).values
+        [-1, 2, -2]
+        """
+        if not isinstance(other, StreamingDataFrame) or other._pipeline is not self._pipeline:
+            raise InvalidPipeline("concat() takes a frame of the same application")
+        if other._stage is not self._stage:
+            raise InvalidPipeline("concat(): the key was changed in one of the frames; join them first, then change it")
+        return self._after(self._pipeline.join(self._node, other._node))
+
+    def set_timestamp(self, func: Callable[[Any, Any, int, Any], Any]) -> StreamingDataFrame:
+        """Give every record another event time: what `func(value, key, timestamp, headers)` returns, in ms or as a datetime.
+
+        It holds for the steps after this one, and it is what moves the watermark, instead of the source's times.
+        """
+        return self._after(self._pipeline.add_timestamps(self._node, SetTimestamp(func)))
 
     def inspect(self, func: Callable[[Any], Any]) -> StreamingDataFrame:
         """Call `func` with every value, on the driver, after the batch that made it is committed; the value goes on.
@@ -190,8 +265,20 @@ class StreamingDataFrame:
         metadata: bool,
         store: str | None,
         expand: bool = False,
+        on_timer: Callable[..., Any] | None = None,
     ) -> StreamingDataFrame:
         if store is not None and not stateful:
             raise InvalidPipeline(f"{verb}(store={store!r}) needs stateful=True")
-        call = Call(verb, func, stateful, expand, metadata, "default" if store is None else store)
-        return StreamingDataFrame(self._pipeline, self._pipeline.add_call(self._node, call))
+        if store is None:
+            store = "default" if self._stage.index == 0 else self._stage.name
+        call = Call(verb, func, stateful, expand, metadata, store, on_timer)
+        return self._after(self._pipeline.add_call(self._stage, self._node, call))
+
+    def _after(self, node: Node) -> StreamingDataFrame:
+        return StreamingDataFrame(self._pipeline, self._stage, node)
+
+
+def frame_of(pipeline: Pipeline) -> StreamingDataFrame:
+    """The stream of a pipeline's source."""
+    first = pipeline.stages[0]
+    return StreamingDataFrame(pipeline, first, first.root)

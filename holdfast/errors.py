@@ -79,6 +79,18 @@ class UnsupportedValue(FixTheRecord):
     """A value that its codec or its sink's schema would change or cannot hold."""
 
 
+class NoState(FixTheRecord):
+    """The state of a group was asked for, and the group has none."""
+
+
+class NoWatermark(FixTheRecord):
+    """The watermark was asked for, and the query has none."""
+
+
+class InvalidTimeout(FixTheRecord):
+    """A timeout that the query's kind of timeout does not allow, or that lies in the past."""
+
+
 class Undecodable(FixTheRecord):
     """The bytes of a record are not what its deserializer expects."""
 

@@ -39,7 +39,14 @@ def backfilled(head: Manifest, changelogs: dict[str, str], holder: str) -> Manif
         changelogs=changelogs,
         published_by=None,
         partitions=tuple(
-            PartitionCommit(commit.partition, AttemptId(new_id()), keys=commit.keys, bytes=commit.bytes)
+            PartitionCommit(
+                commit.partition,
+                AttemptId(new_id()),
+                keys=commit.keys,
+                bytes=commit.bytes,
+                due_ms=commit.due_ms,
+                event_due_ms=commit.event_due_ms,
+            )
             for commit in head.partitions
         ),
     )
@@ -55,17 +62,16 @@ def _task(route: Route, to: Manifest, recipes: list[Recipe]) -> Callable[[int, S
     def task(partition: int, storage: Storage, stores: Any) -> int:
         publisher = Publisher(route, names.task_slot(partition), CHUNK)
         shipment = shipment_of(to, partition)
-        milestone = route.milestone(shipment, shipment.parts[0])
         count = 0
         try:
             with stores.open(to.instance, partition) as local:
                 bring(local, storage, recipes[partition])
-                for store, topic in route.changelogs.items():
+                for store, topic, lane in route.lanes(partition):
                     prefix = document_prefix(store)
                     for chunk in _chunks(records(store, to.version, local.scan(prefix, prefix[:-1] + b"\1"))):
                         count += len(chunk)
-                        publisher.send_changelog(topic, partition, chunk, None)
-                    publisher.send_changelog(topic, partition, [], milestone)
+                        publisher.send_changelog(topic, lane, chunk, None)
+                    publisher.send_changelog(topic, lane, [], route.milestone(store, shipment, shipment.parts[0]))
         finally:
             publisher.close()
         return count

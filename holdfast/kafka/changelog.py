@@ -19,7 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import FutureFormat, IncompleteChangelog
-from holdfast.state.documents import document_prefix
+from holdfast.log.files import changes_of
+from holdfast.state.documents import DUES, document_prefix, stored_dues
+from holdfast.state.timers import entries
 from holdfast.stores.base import Change
 
 FORMAT = 1
@@ -44,6 +46,14 @@ class Milestone(msgspec.Struct, frozen=True, kw_only=True):
     """The next offset of the source partition."""
     out: int
     """The offset up to which the output is out: later than `offset` while state is rebuilt, otherwise the same."""
+    offsets: tuple[int, ...] = ()
+    """Where all source partitions stand, if records change their key, and with it the partition, within a version: then no
+    partition stands for itself, and all milestones must be of one version."""
+    outs: tuple[int, ...] = ()
+    """The same of `out`."""
+    watermark_ms: int | None = None
+    event_ms: int | None = None
+    """As in a manifest."""
     codec: str
     keys: int = 0
     """Documents of the partition, in all stores."""
@@ -99,3 +109,17 @@ def documents(store: str, cleared: int, latest: Mapping[bytes, bytes | None]) ->
         }
     )
     return changes.filter(valid)
+
+
+def index_of(store: str, changes: pa.Table) -> pa.Table:
+    """The index of timers that belongs to these documents, as changes of the store."""
+    names = pc.match_substring(changes["value"], pattern=DUES)
+    timed = changes.filter(pc.fill_null(names, False))
+    skip = len(document_prefix(store))
+    keys = [
+        entry
+        for key, value in changes_of(timed)
+        if value is not None
+        for entry in entries(store, key[skip:], stored_dues(value) or [None, None])
+    ]
+    return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array([b""] * len(keys), pa.binary())})

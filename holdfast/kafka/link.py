@@ -91,11 +91,11 @@ class Attachment:
             state = found[self.source.name]
             if head is not None and head.source == "kafka" and head.position is not None:
                 position = head.position["from"] if head.kind == "restoring" else head.position
-                check_same_topic(state.name, position["topic"], len(head.partitions), state.id, state.partitions)
+                check_same_topic(state.name, position["topic"], head.stages[0].partitions, state.id, state.partitions)
             self.partitions = state.partitions
             self._replication = state.replication
             self.source.connect(self.cluster, state.partitions, state.id)
-        self.stores = stores_of(pipeline.root)
+        self.stores = [store for stage in pipeline.stages for store in stores_of(stage.root)]
         self.changelogs: dict[str, str] = {}
         """By store: the name of its changelog topic."""
         self.known: dict[str, TopicState] = found
@@ -103,19 +103,23 @@ class Attachment:
 
     def prepare(self, program: Program) -> Program:
         """Check or create the topics of ours, and tell the program what they take."""
-        link, partitions = self.link, program.partitions
-        own = [
-            TopicNeed(
-                names.notes(link.group), partitions + 1, None, purpose="remembers what was published last", ours=True
-            )
-        ]
+        link = self.link
+        slots = program.all_partitions + 1
+        own = [TopicNeed(names.notes(link.group), slots, None, purpose="remembers what was published last", ours=True)]
         if self.source is not None and self.stores:
             self.changelogs = self._wanted_changelogs()
             own += [
                 TopicNeed(
-                    topic, partitions, self._replication, names.COMPACTED, purpose=f"follows store {store}", ours=True
+                    self.changelogs[store],
+                    stage.partitions,
+                    self._replication,
+                    names.COMPACTED,
+                    purpose=f"follows store {store}",
+                    ours=True,
                 )
-                for store, topic in self.changelogs.items()
+                for stage in program.stages
+                for store in stage.stores
+                if store in self.changelogs
             ]
         dead = link.dead_letter_topic
         if dead is not None:
@@ -139,7 +143,8 @@ class Attachment:
             source=None if self.source is None else self.source.name,
             topics=self._used,
             changelogs=self.changelogs,
-            codec=program.codec.name,
+            homes={store: (stage.first, stage.partitions) for stage in program.stages for store in stage.stores},
+            codecs=program.codecs(),
             exactly_once=self.link.exactly_once,
             largest=max([BROKERS_MOST, *self._limits().values()]) + OVERHEAD,
         )
@@ -208,7 +213,7 @@ def _used_topics(pipeline: Pipeline, link: Link) -> dict[str, str]:
     """By sink: the topic that it writes to."""
     used = {
         step.sink.id: step.sink.form.topic
-        for step in pipeline.root.walk()
+        for step in pipeline.steps()
         if isinstance(step, Emit) and isinstance(step.sink.form, MessageForm)
     }
     if link.dead_letter_topic is not None:

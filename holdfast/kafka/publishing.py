@@ -17,7 +17,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -88,7 +88,7 @@ class Part(msgspec.Struct, frozen=True):
 
     partition: int
     offset: int
-    """The next offset of the source partition; -1: the source is not a topic."""
+    """The next offset of the source partition; -1: it reads none."""
     out: int
     """The offset up to which the output is out with this version; later than `offset` while state is rebuilt."""
     delta: FileRef | None
@@ -108,6 +108,11 @@ class Shipment(msgspec.Struct, frozen=True):
     topic: str
     """The id of the source topic."""
     parts: tuple[Part, ...]
+    watermark_ms: int | None
+    event_ms: int | None
+    offsets: tuple[int, ...] = ()
+    """Of all partitions of the source, if records go from one to another within a version: then none stands for itself."""
+    outs: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -126,12 +131,22 @@ class Route(msgspec.Struct, frozen=True):
     """By sink."""
     changelogs: dict[str, str]
     """By store."""
-    codec: str
+    homes: dict[str, tuple[int, int]]
+    """By store: its first state partition, and how many it has."""
+    codecs: dict[str, str]
+    """By store."""
     exactly_once: bool
     largest: int
     """The most bytes of a message, over all topics."""
 
-    def milestone(self, shipment: Shipment, part: Part) -> Milestone:
+    def lanes(self, partition: int) -> Iterator[tuple[str, str, int]]:
+        """The changelogs that follow a state partition: (store, topic, partition of the topic)."""
+        for store, topic in self.changelogs.items():
+            first, count = self.homes[store]
+            if first <= partition < first + count:
+                yield store, topic, partition - first
+
+    def milestone(self, store: str, shipment: Shipment, part: Part) -> Milestone:
         return Milestone(
             app=self.group,
             instance=shipment.note.instance,
@@ -142,7 +157,11 @@ class Route(msgspec.Struct, frozen=True):
             topic=shipment.topic,
             offset=part.offset,
             out=part.out,
-            codec=self.codec,
+            offsets=shipment.offsets,
+            outs=shipment.outs,
+            watermark_ms=shipment.watermark_ms,
+            event_ms=shipment.event_ms,
+            codec=self.codecs[store],
             keys=part.keys,
             bytes=part.bytes,
             stores=tuple(self.changelogs),
@@ -303,7 +322,9 @@ class Publisher:
         route = self._route
         entries = [ledger(route.connection, route.group).entry(self._slot, shipment.note)]
         if route.source is not None:
-            entries += [TopicPartition(route.source, part.partition, part.out) for part in shipment.parts]
+            entries += [
+                TopicPartition(route.source, part.partition, part.out) for part in shipment.parts if part.offset >= 0
+            ]
 
         def produce(producer: Any) -> None:
             for part in shipment.parts:
@@ -345,13 +366,13 @@ class Publisher:
             if sink in part.outboxes:
                 self._produce_outbox(producer, topic, read_table(storage, part.outboxes[sink], kind="outbox"))
         changes = list(read_delta(storage, part.delta)) if part.delta is not None and route.changelogs else []
-        for store, topic in route.changelogs.items():
+        for store, topic, partition in route.lanes(part.partition):
             self._produce_changelog(
                 producer,
                 topic,
-                part.partition,
+                partition,
                 records(store, shipment.note.version, changes),
-                route.milestone(shipment, part),
+                route.milestone(store, shipment, part),
             )
 
     def _produce_outbox(self, producer: Any, topic: str, table: Any) -> None:

@@ -23,7 +23,7 @@ from confluent_kafka import Message
 
 from holdfast.errors import CodecMismatch, EarlierLife, IncompleteChangelog, TopicMismatch
 from holdfast.kafka import names
-from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, documents
+from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, documents, index_of
 from holdfast.kafka.connection import Connection
 from holdfast.kafka.cursors import Cursor, cursor
 from holdfast.kafka.link import Attachment
@@ -34,6 +34,7 @@ from holdfast.log.manifest import AttemptId, Chain, InstanceId, Manifest, Manife
 from holdfast.log.recipe import Recipe, bring, recipe_for
 from holdfast.log.storage import Storage
 from holdfast.plan.program import Program
+from holdfast.runtime.batch import empty_partitions
 from holdfast.sinks.kafka import Tasks, surely_each
 from holdfast.stores.base import Mark, Store
 
@@ -41,6 +42,8 @@ ROUND = 500_000
 """Records of a changelog partition that a round reads."""
 WINDOW = 1_000
 """Offsets before the end in which to look for a milestone, at first."""
+
+NO_CHANGES = pa.table({"key": pa.array([], pa.binary()), "value": pa.array([], pa.binary())})
 
 Recover = Literal["changelog", "beginning", "nothing"]
 
@@ -119,7 +122,7 @@ class Restore:
         link = (
             self._attachment.link
         )  # first the workers: else the time left would be wrong for as long as they need to start
-        surely_each(self._tasks, "restore", _ready_task(self._token, link.connection, link.group, goal.topics))
+        surely_each(self._tasks, "restore", _ready_task(self._token, link.connection, link.group, goal.lanes))
         progress = _Progress(self._program.app, sum(goal.to) - sum(goal.since))
         manifest = head if head is not None and _continues(head, goal) else self._chain.commit(self._first(goal, head))
         while True:
@@ -138,7 +141,7 @@ class Restore:
         attachment, link = self._attachment, self._attachment.link
         found: dict[str, list[Milestone | None]] = {}
         for store, topic in attachment.changelogs.items():
-            first, last = attachment.cluster.both_offsets(topic, self._program.partitions)
+            first, last = attachment.cluster.both_offsets(topic, attachment.known[topic].partitions)
             found[store] = [
                 last_milestone(link.connection, link.group, topic, partition, low, high)
                 for partition, (low, high) in enumerate(zip(first, last, strict=True))
@@ -171,49 +174,98 @@ class Restore:
             return self._stateless_goal()
         attachment, program = self._attachment, self._program
         assert attachment.source is not None
-        stones = next(iter(stores.values()))
-        for store, others in stores.items():
-            for partition, (one, other) in enumerate(zip(stones, others, strict=True)):
-                if one.version != other.version or one.instance != other.instance:
-                    raise IncompleteChangelog(
-                        f"partition {partition}: the changelogs of the stores {', '.join(stores)} stand at different versions "
-                        f"({one.version} and {other.version}), though written together: {store} was changed by someone else",
-                        store=store,
-                        partition=partition,
-                    )
-                if other.codec != program.codec.name:
-                    raise CodecMismatch(
-                        f"store {store!r} was written with codec {other.codec}, the program uses {program.codec.name}",
-                        store=store,
-                        written=other.codec,
-                        asked=program.codec.name,
-                    )
-        if len({stone.instance for stone in stones}) != 1 or any(stone.app != program.app for stone in stones):
+        stones = self._stones_by_partition(stores)
+        known = list(stones.values())
+        if len({stone.instance for stone in known}) != 1 or any(stone.app != program.app for stone in known):
             raise IncompleteChangelog(
                 "the partitions of the changelog were written by different applications or lives of one"
             )
         identity = attachment.known[attachment.source.name].id
-        if any(stone.topic != identity for stone in stones):
+        if any(stone.topic != identity for stone in known):
             raise TopicMismatch(
                 f"topic {attachment.source.name} was deleted and created again since the changelog was written: its offsets mean "
                 'nothing now; run(recover="nothing") begins anew',
                 topic=attachment.source.name,
             )
-        self._check_is_not_behind(stones)
-        topics = [attachment.changelogs[store] for store in stores]
-        ends = [attachment.cluster.both_offsets(topic, program.partitions) for topic in topics]
-        return _Goal(
-            instance=stones[0].instance,
-            version=max(stone.version for stone in stones),
-            cleared=tuple(stone.cleared for stone in stones),
-            time_ms=max(stone.time_ms for stone in stones),
-            position=_position(identity, stones),
-            sizes=[(stone.keys, stone.bytes) for stone in stones],
-            stores=tuple(stores),
-            topics=tuple(topics),
-            since=[low for first, _ in ends for low in first],
-            to=[high for _, last in ends for high in last],
+        offsets, outs = self._positions(stones)
+        self._check_is_not_behind(outs)
+        lanes = tuple(
+            _Lane(store, attachment.changelogs[store], stage.first + local, local)
+            for stage in program.stages
+            for store in stage.stores
+            if store in stores
+            for local in range(stage.partitions)
         )
+        ends = {
+            topic: attachment.cluster.both_offsets(topic, attachment.known[topic].partitions)
+            for topic in dict.fromkeys(lane.topic for lane in lanes)
+        }
+        position: Position = {"topic": identity, "offsets": offsets}
+        if outs != offsets:
+            position["quiet"] = outs
+        partitions = range(program.all_partitions)
+        return _Goal(
+            instance=known[0].instance,
+            version=max(stone.version for stone in known),
+            cleared=tuple(stones[partition].cleared if partition in stones else 0 for partition in partitions),
+            time_ms=max(stone.time_ms for stone in known),
+            watermark_ms=max((stone.watermark_ms for stone in known if stone.watermark_ms is not None), default=None),
+            event_ms=max((stone.event_ms for stone in known if stone.event_ms is not None), default=None),
+            position=position,
+            sizes=[
+                (stones[partition].keys, stones[partition].bytes) if partition in stones else (0, 0)
+                for partition in partitions
+            ],
+            lanes=lanes,
+            since=[ends[lane.topic][0][lane.local] for lane in lanes],
+            to=[ends[lane.topic][1][lane.local] for lane in lanes],
+        )
+
+    def _stones_by_partition(self, stores: dict[str, list[Milestone]]) -> dict[int, Milestone]:
+        """By state partition: its milestone, on which all changelogs that follow it must agree."""
+        program = self._program
+        found: dict[int, Milestone] = {}
+        for stage in program.stages:
+            for store in stage.stores:
+                for local, stone in enumerate(stores.get(store, ())):
+                    self._check_codec(store, stone)
+                    one = found.setdefault(stage.first + local, stone)
+                    if one.version != stone.version or one.instance != stone.instance:
+                        raise IncompleteChangelog(
+                            f"partition {local}: the changelogs of the stores {', '.join(stage.stores)} stand at different "
+                            f"versions ({one.version} and {stone.version}), though written together: {store} was changed by "
+                            "someone else",
+                            store=store,
+                            partition=local,
+                        )
+        versions = {stone.version for stone in found.values()}
+        if len(program.stages) > 1 and len(versions) > 1:
+            raise IncompleteChangelog(
+                f"the changelogs of the stages stand at different versions ({min(versions)} and {max(versions)}), though written "
+                f"together: one was changed by someone else; {_OTHER_WAYS}"
+            )
+        return found
+
+    def _check_codec(self, store: str, stone: Milestone) -> None:
+        asked = self._program.codec_of(store).name
+        if stone.codec != asked:
+            raise CodecMismatch(
+                f"store {store!r} was written with codec {stone.codec}, the program uses {asked}",
+                store=store,
+                written=stone.codec,
+                asked=asked,
+            )
+
+    def _positions(self, stones: dict[int, Milestone]) -> tuple[list[int], list[int]]:
+        """Where the source partitions stand, and up to where their output is out."""
+        if len(self._program.stages) == 1:
+            return [stone.offset for stone in stones.values()], [stone.out for stone in stones.values()]
+        stone = next(iter(stones.values()))
+        if len(stone.offsets) != self._program.partitions:
+            raise IncompleteChangelog(
+                f"the changelogs are of a program with other stages: {_OTHER_WAYS}", offsets=len(stone.offsets)
+            )
+        return list(stone.offsets), list(stone.outs)
 
     def _check_is_stateless(self) -> None:
         attachment = self._attachment
@@ -224,16 +276,16 @@ class Restore:
                 f"{why}, so the state cannot be restored from Kafka; {_OTHER_WAYS}", stores=list(attachment.stores)
             )
 
-    def _check_is_not_behind(self, stones: list[Milestone]) -> None:
+    def _check_is_not_behind(self, outs: list[int]) -> None:
         """A changelog that was turned off for a while ends before the output does: what came after would be sent again."""
         out = _published_offsets(self._attachment)
-        for partition, stone in enumerate(stones):
-            if out.get(partition, 0) > stone.out:
+        for partition, known in enumerate(outs):
+            if out.get(partition, 0) > known:
                 raise IncompleteChangelog(
-                    f"partition {partition}: the changelog has followed the state up to offset {stone.out} of the source, but "
+                    f"partition {partition}: the changelog has followed the state up to offset {known} of the source, but "
                     f"output is out up to offset {out[partition]}: changelog topics were off in between; {_OTHER_WAYS}",
                     partition=partition,
-                    changelog=stone.out,
+                    changelog=known,
                     out=out[partition],
                 )
 
@@ -252,7 +304,7 @@ class Restore:
             instance=traces.notes[0].instance,
             version=max(note.version for note in traces.notes),
             position=position,
-            sizes=[(0, 0)] * self._program.partitions,
+            sizes=[(0, 0)] * self._program.all_partitions,
         )
 
     # -- the chain ----------------------------------------------------------------------------------------------------
@@ -271,20 +323,20 @@ class Restore:
             base=version,
             base_id=identity,
             time_ms=goal.time_ms,
+            watermark_ms=goal.watermark_ms,
+            event_ms=goal.event_ms,
             source="kafka",
             position=_progress_position(goal, goal.since),
             spark=None,
             codecs=self._program.codecs(),
-            partitions=tuple(
-                PartitionCommit(partition, AttemptId("")) for partition in range(self._program.partitions)
-            ),
+            stages=self._program.shapes(),
+            partitions=empty_partitions(self._program.all_partitions),
             cleared=max(goal.cleared),
             changelogs=self._program.changelogs,
         )
 
     def _round(self, manifest: Manifest, goal: _Goal, at: list[int]) -> Manifest:
-        partitions, link = self._program.partitions, self._attachment.link
-        version = manifest.version + 1
+        link, version = self._attachment.link, manifest.version + 1
         # the last round takes a little more: a round for a few records costs as much as one for many
         ends = [to if to - since < 1.2 * ROUND else since + ROUND for since, to in zip(at, goal.to, strict=True)]
         jobs = [
@@ -293,14 +345,17 @@ class Restore:
                 recipe_for(self._chain, manifest, partition),
                 goal.cleared[partition],
                 tuple(
-                    (store, topic, at[index * partitions + partition], ends[index * partitions + partition])
-                    for index, (store, topic) in enumerate(zip(goal.stores, goal.topics, strict=True))
+                    (lane, since, end)
+                    for lane, since, end in zip(goal.lanes, at, ends, strict=True)
+                    if lane.partition == partition
                 ),
             )
-            for partition in range(partitions)
+            for partition in range(self._program.all_partitions)
         ]
         commits: list[PartitionCommit] = surely_each(
-            self._tasks, "restore", _round_task(self._token, link.connection, link.group, manifest.instance, jobs)
+            self._tasks,
+            "restore",
+            _round_task(self._token, link.connection, link.group, manifest.instance, jobs),
         )
         return self._chain.commit(
             msgspec.structs.replace(
@@ -310,7 +365,14 @@ class Restore:
                 parent=manifest.id,
                 holder=self._holder,
                 position=_progress_position(goal, ends),
-                partitions=tuple(commits),
+                partitions=tuple(
+                    msgspec.structs.replace(
+                        commit,
+                        due_ms=before.due_ms if commit.due_ms is None else commit.due_ms,
+                        event_due_ms=before.event_due_ms if commit.event_due_ms is None else commit.event_due_ms,
+                    )
+                    for before, commit in zip(manifest.partitions, commits, strict=True)
+                ),
             )
         )
 
@@ -325,7 +387,14 @@ class Restore:
                 kind="restored",
                 position=goal.position,
                 partitions=tuple(
-                    PartitionCommit(commit.partition, AttemptId(new_id()), keys=keys, bytes=size)
+                    PartitionCommit(
+                        commit.partition,
+                        AttemptId(new_id()),
+                        keys=keys,
+                        bytes=size,
+                        due_ms=commit.due_ms,
+                        event_due_ms=commit.event_due_ms,
+                    )
                     for commit, (keys, size) in zip(manifest.partitions, goal.sizes, strict=True)
                 ),
             )
@@ -348,9 +417,12 @@ class Restore:
                 max(
                     [traces.offsets.get(partition, 0)]  # it may have expired
                     + [
-                        stone.out
+                        stone.outs[partition] if stone.outs else stone.out
                         for by_partition in found.values()
-                        if (stone := by_partition[partition]) is not None and stone.topic == position["topic"]
+                        for local, stone in enumerate(by_partition)
+                        if stone is not None
+                        and stone.topic == position["topic"]
+                        and (local == partition or partition < len(stone.outs))
                     ]
                 )
                 for partition in range(self._program.partitions)
@@ -367,11 +439,14 @@ class Restore:
         )
 
 
-def _position(identity: str, stones: list[Milestone]) -> Position:
-    position: Position = {"topic": identity, "offsets": [stone.offset for stone in stones]}
-    if any(stone.out > stone.offset for stone in stones):
-        position["quiet"] = [stone.out for stone in stones]
-    return position
+class _Lane(msgspec.Struct, frozen=True):
+    """A partition of a changelog topic, and the state partition that it follows."""
+
+    store: str
+    topic: str
+    partition: int
+    local: int
+    """In the topic."""
 
 
 class _Goal(msgspec.Struct, frozen=True, kw_only=True):
@@ -381,14 +456,15 @@ class _Goal(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     position: Position
     time_ms: int = 0
+    watermark_ms: int | None = None
+    event_ms: int | None = None
     cleared: tuple[int, ...] = (0,)
     """By partition."""
     sizes: list[tuple[int, int]] = []
     """By partition: documents and their bytes."""
-    stores: tuple[str, ...] = ()
-    topics: tuple[str, ...] = ()
+    lanes: tuple[_Lane, ...] = ()
     since: list[int] = []
-    """Where the changelog partitions begin, store by store."""
+    """Where they begin."""
     to: list[int] = []
     """Where they end."""
 
@@ -400,12 +476,16 @@ class _Round(msgspec.Struct, frozen=True):
     recipe: Recipe
     """Of the version before."""
     cleared: int
-    ranges: tuple[tuple[str, str, int, int], ...]
-    """(store, topic, from, to)."""
+    ranges: tuple[tuple[_Lane, int, int], ...]
+    """(changelog, from, to)."""
 
 
 def _progress_position(goal: _Goal, at: list[int]) -> Position:
-    return {"restoring": list(goal.topics), "from": goal.position, "offsets": list(at)}
+    return {"restoring": _topics(goal), "from": goal.position, "offsets": list(at)}
+
+
+def _topics(goal: _Goal) -> list[str]:
+    return list(dict.fromkeys(lane.topic for lane in goal.lanes))
 
 
 def _continues(head: Manifest, goal: _Goal) -> bool:
@@ -414,7 +494,7 @@ def _continues(head: Manifest, goal: _Goal) -> bool:
     return (
         head.kind == "restoring"
         and head.instance == goal.instance
-        and position.get("restoring") == list(goal.topics)
+        and position.get("restoring") == _topics(goal)
         and position.get("from") == goal.position
     )
 
@@ -429,11 +509,15 @@ def _round_task(
 ) -> Callable[[int, Storage, Any], PartitionCommit]:
     def task(partition: int, storage: Storage, stores: Any) -> PartitionCommit:
         job = jobs[partition]
-        read = [
-            documents(store, job.cleared, _read(cursor(token, connection, group, topic, partition), since, to))
-            for store, topic, since, to in job.ranges
-        ]
-        changes = pa.concat_tables(read).sort_by("key")
+        tables: list[pa.Table] = []
+        is_timed = False
+        for lane, since, to in job.ranges:
+            read = _read(cursor(token, connection, group, lane.topic, lane.local), since, to)
+            changes = documents(lane.store, job.cleared, read)
+            index = index_of(lane.store, changes)
+            is_timed = is_timed or index.num_rows > 0
+            tables += [changes, index]
+        changes = pa.concat_tables(tables).sort_by("key") if tables else NO_CHANGES
         attempt = AttemptId(new_id())
         delta = None
         if changes.num_rows:
@@ -442,19 +526,21 @@ def _round_task(
         with stores.open(instance, partition) as store:
             bring(store, storage, job.recipe)
             store.apply(changes_of(changes), job.recipe.target, Mark(job.version, attempt))
-        return PartitionCommit(partition, attempt, delta)
+        at_once = 0 if is_timed else None  # the first batch looks what is due
+        return PartitionCommit(partition, attempt, delta, due_ms=at_once, event_due_ms=at_once)
 
     return task
 
 
 def _ready_task(
-    token: str, connection: Connection, group: str, topics: tuple[str, ...]
+    token: str, connection: Connection, group: str, lanes: tuple[_Lane, ...]
 ) -> Callable[[int, Storage, Any], None]:
     """Where this has run, a worker is up, with its consumers, and has loaded what a round needs."""
 
     def task(partition: int, storage: Storage, stores: Any) -> None:
-        for topic in topics:
-            cursor(token, connection, group, topic, partition)
+        for lane in lanes:
+            if lane.partition == partition:
+                cursor(token, connection, group, lane.topic, lane.local)
         documents("", 0, {}).sort_by("key")
 
     return task

@@ -25,7 +25,9 @@ class Station:
         self._tasks = tasks
         self._holder = holder
         self._route = attachment.route(program)
-        self.publisher = KafkaPublisher(self._route, chain, tasks, program.partitions)
+        self.publisher = KafkaPublisher(
+            self._route, chain, tasks, program.all_partitions, several=len(program.stages) > 1
+        )
 
     def recover(self, how: Recover) -> None:
         """Make a checkpoint of what Kafka holds, if there is none."""

@@ -55,10 +55,28 @@ class PartitionCommit(msgspec.Struct, frozen=True):
     rows_out: int = 0
     skipped: int = 0
     """Records that the error callback skipped."""
+    late: int = 0
+    """Records that were left out because they came after the watermark."""
+    keys_updated: int = 0
+    """Documents that this version wrote."""
+    keys_removed: int = 0
+    """Documents that it removed."""
+    due_ms: int | None = None
+    """When a document has next to be looked at, by processing time, or earlier; None: never."""
+    event_due_ms: int | None = None
+    """The same by event time."""
     keys: int = 0
     """Documents in the partition after this version."""
     bytes: int = 0
     """Their size: keys and values."""
+
+
+class StageShape(msgspec.Struct, frozen=True):
+    """A stage, as far as the place of its state depends on it."""
+
+    name: str
+    partitions: int
+    stores: tuple[str, ...] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +100,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The id of that version's manifest."""
     time_ms: int
     """The processing time of the batch; never before its parent's."""
+    watermark_ms: int | None = None
+    """The watermark of the batch; never before its parent's."""
+    event_ms: int | None = None
+    """The latest event time so far, from which the next watermark follows."""
+    active_ms: int | None = None
+    """The processing time of the last batch that had records."""
     source: str
     """The kind of source that the positions belong to."""
     position: Position | None
@@ -91,7 +115,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """By store."""
     schemas: dict[str, str] = {}
     """By sink: the schema that its rows were first written with."""
+    stages: tuple[StageShape, ...]
     partitions: tuple[PartitionCommit, ...]
+    """Stage by stage."""
     published_by: Literal["driver", "tasks"] | None = None
     """Who publishes this version to Kafka: fixed here, so that two drivers never do it in two ways."""
     cleared: int = 0

@@ -1,11 +1,11 @@
-"""A pipeline as it is being declared: a source, a tree of steps, and what delivers each sink.
+"""A pipeline as it is being declared: a source, stages with a tree of steps each, and what delivers each sink.
 
 Front doors add to it; every mistake that can be seen without running is reported by the call that makes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from holdfast.errors import InvalidPipeline
@@ -14,11 +14,24 @@ from holdfast.plan.functions import check_function
 from holdfast.plan.messages import MessageForm
 from holdfast.plan.schema import arrow_schema, to_ddl
 from holdfast.plan.sinks import Sink
-from holdfast.plan.steps import Call, Emit, Node
+from holdfast.plan.steps import Call, Emit, Forward, Gather, Node, SetTimestamp, Step
 from holdfast.sources.base import Source
 
 TargetFactory = Callable[[Any], Any]
 """From the run's context (runtime/context.py) to a `Target`."""
+
+
+class Stage:
+    """The steps between two changes of key, as they are being declared."""
+
+    def __init__(self, index: int, name: str, parent: int | None = None, partitions: int | None = None) -> None:
+        self.index = index
+        self.name = name
+        self.parent = parent
+        """The stage that its records come from; None: the source."""
+        self.partitions = partitions
+        """None: as many as the first one has."""
+        self.root = Node(None, [])
 
 
 class Pipeline:
@@ -26,15 +39,84 @@ class Pipeline:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.root = Node(None, [])
+        self.stages = [Stage(0, "source")]
         self.targets: dict[str, TargetFactory | None] = {}
         """By sink; None: it is published with everything else that goes to Kafka."""
+        self.watermark: Any = None
+        """A `Watermark`."""
+        self._stores: dict[str, int] = {}
+        """By store: its stage."""
+        self._codecs: dict[str, Any] = {}
+        self._timed: dict[str, str] = {}
+        """By store: the step that its timers belong to."""
 
-    def add_call(self, parent: Node, step: Call) -> Node:
+    def steps(self) -> Iterator[Step]:
+        """All of them, stage by stage."""
+        for stage in self.stages:
+            yield from stage.root.walk()
+
+    def add_call(self, stage: Stage, parent: Node, step: Call) -> Node:
         _check_call(step)
         if step.stateful:
-            checked_name("store", step.store)
+            self._claim(step.store, stage, step.codec)
+        if step.on_timer is not None:
+            if not step.stateful:
+                raise InvalidPipeline(f"{step.verb}(on_timer=) needs stateful=True")
+            check_function(f"{step.verb}(on_timer=)", step.on_timer, ["key", "name", "state"])
+            self._claim_timers(step.store, step.label)
         return _child(parent, step)
+
+    def add_gather(self, stage: Stage, parent: Node, step: Gather) -> Node:
+        self._claim(step.store, stage, step.codec)
+        self._claim_timers(step.store, step.label)
+        return _child(parent, step)
+
+    def add_timestamps(self, parent: Node, step: SetTimestamp) -> Node:
+        check_function("set_timestamp()", step.function, ["value", "key", "timestamp", "headers"])
+        return _child(parent, step)
+
+    def join(self, one: Node, other: Node) -> Node:
+        """Where two branches of a stage come together."""
+        node = Node(None, [])
+        one.children.append(node)
+        other.children.append(node)
+        return node
+
+    def add_stage(
+        self, stage: Stage, parent: Node, key: Callable[[Any], Any], verb: str, name: str | None, partitions: int | None
+    ) -> Stage:
+        """Send the flow at `parent` on, under a new key; what comes after it is another stage."""
+        check_function(f"{verb}()", key, ["value"])
+        if partitions is not None and (type(partitions) is not int or partitions < 1):
+            raise InvalidPipeline(f"{verb}(partitions={partitions!r}): it is a positive number")
+        index = len(self.stages)
+        name = checked_name("stage", f"{verb}-{index}" if name is None else name)
+        if name in {known.name for known in self.stages}:
+            raise InvalidPipeline(f"{verb}(): there is a stage {name!r} already; give this one another name=")
+        added = Stage(index, name, stage.index, partitions)
+        self.stages.append(added)
+        _child(parent, Forward(index, key, verb))
+        return added
+
+    def _claim_timers(self, store: str, label: str) -> None:
+        if self._timed.setdefault(store, label) != label:
+            raise InvalidPipeline(
+                f"the timers of store {store!r} belong to {self._timed[store]}: give {label} a store of its own"
+            )
+
+    def _claim(self, store: str, stage: Stage, codec: Any) -> None:
+        """A store belongs to the stage that first named it, and has one codec."""
+        checked_name("store", store)
+        known = self._codecs.setdefault(store, codec)
+        if (known is None) != (codec is None):
+            raise InvalidPipeline(
+                f"store {store!r} is used by another kind of step already: give this one another name"
+            )
+        owner = self._stores.setdefault(store, stage.index)
+        if owner != stage.index:
+            raise InvalidPipeline(
+                f"store {store!r} is used before and after a change of key, which makes it two stores: give this one another name"
+            )
 
     def add_sink(
         self,
@@ -52,7 +134,7 @@ class Pipeline:
         return _child(parent, Emit(Sink(identity, len(self.targets) - 1, form, ddl)))
 
 
-def _child(parent: Node, step: Call | Emit) -> Node:
+def _child(parent: Node, step: Step) -> Node:
     node = Node(step, [])
     parent.children.append(node)
     return node

@@ -7,20 +7,68 @@ checked against the last manifest before anything runs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import msgspec
+from typing_extensions import TypeIs
 
 from holdfast.errors import CodecMismatch, InvalidPipeline, PlanMismatch
-from holdfast.log.manifest import Manifest
+from holdfast.log.manifest import Manifest, StageShape
+from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.record import Record
 from holdfast.plan.sinks import Sink
-from holdfast.plan.steps import Call, Emit, Node
-from holdfast.sources.base import Source
+from holdfast.plan.steps import Call, Emit, Gather, Node, SetTimestamp, Step
 from holdfast.state.codecs import Codec
+from holdfast.state.durations import duration_ms
 
 ErrorCallback = Callable[[Exception, Record, logging.Logger], bool]
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """The steps between two changes of key. Each of its state partitions is a task."""
+
+    index: int
+    name: str
+    level: int
+    """How many shuffles come before it. The stages of a level run together."""
+    first: int
+    """The number of its first state partition: they are numbered through all stages."""
+    partitions: int
+    root: Node
+    stores: tuple[str, ...]
+    timed_stores: frozenset[str]
+    """Those with somebody to call when a timer is due."""
+    gathered_stores: frozenset[str]
+    """Those that are asked for at the end of a batch."""
+    sinks: tuple[Sink, ...]
+
+    @property
+    def range(self) -> range:
+        """Its state partitions."""
+        return range(self.first, self.first + self.partitions)
+
+
+class Watermark(msgspec.Struct, frozen=True):
+    """How the watermark follows the event times."""
+
+    delay_ms: int
+    """How far it stays behind the latest one."""
+    idle_ms: int | None = None
+    """How long nothing may come before it goes on with the wall clock; None: for ever."""
+
+
+def watermark_of(delay: timedelta | int | str | None, idle: timedelta | int | str | None) -> Watermark | None:
+    """The options `watermark_delay` and `idle_timeout`, as users write them."""
+    if delay is None:
+        if idle is not None:
+            raise InvalidPipeline("idle_timeout= moves a watermark: give watermark_delay= too")
+        return None
+    delay_ms, idle_ms = duration_ms(delay), None if idle is None else duration_ms(idle)
+    if delay_ms < 0 or (idle_ms is not None and idle_ms < 0):
+        raise InvalidPipeline("watermark_delay and idle_timeout cannot be negative")
+    return Watermark(delay_ms, idle_ms)
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -29,12 +77,15 @@ class Program(msgspec.Struct, frozen=True):
     app: str
     source: Any
     """A `Source`."""
-    root: Node
-    stores: tuple[str, ...]
-    sinks: tuple[Sink, ...]
+    stages: tuple[Stage, ...]
+    """In the order of their levels."""
     codec: Any
-    """A `Codec`, the same for all stores of an application."""
-    partitions: int
+    """A `Codec`, of the stores that have none of their own."""
+    own_codecs: dict[str, Any] = {}
+    """By store."""
+    watermark: Watermark | None = None
+    sets_timestamps: bool = False
+    """Whether a step gives event times: then those of the source do not move the watermark."""
     on_error: ErrorCallback | None = None
     on_consumer_error: ErrorCallback | None = None
     """For records that could not be made; without it they are `on_error`'s, too."""
@@ -47,44 +98,129 @@ class Program(msgspec.Struct, frozen=True):
     document_limit: int | None = None
     """The most bytes that a document may have, as far as a changelog topic takes it."""
 
+    @property
+    def partitions(self) -> int:
+        """State partitions of the first stage, which reads the source."""
+        return self.stages[0].partitions
+
+    @property
+    def all_partitions(self) -> int:
+        return sum(stage.partitions for stage in self.stages)
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return tuple(store for stage in self.stages for store in stage.stores)
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        return tuple({sink.id: sink for stage in self.stages for sink in stage.sinks}.values())
+
+    @property
+    def levels(self) -> list[range]:
+        """The state partitions that run together, level by level."""
+        last = self.stages[-1].level
+        found = []
+        for level in range(last + 1):
+            stages = [stage for stage in self.stages if stage.level == level]
+            found.append(range(stages[0].first, stages[-1].range.stop))
+        return found
+
+    def stage_of(self, partition: int) -> Stage:
+        """The stage that a state partition belongs to."""
+        return next(stage for stage in self.stages if partition in stage.range)
+
+    def codec_of(self, store: str) -> Any:
+        """The `Codec` of a store."""
+        return self.own_codecs.get(store, self.codec)
+
     def codecs(self) -> dict[str, str]:
-        return dict.fromkeys(self.stores, self.codec.name)
+        return {store: self.codec_of(store).name for store in self.stores}
+
+    def shapes(self) -> tuple[StageShape, ...]:
+        """The stages as a manifest records them."""
+        return tuple(StageShape(stage.name, stage.partitions, stage.stores) for stage in self.stages)
 
 
 def stores_of(root: Node) -> tuple[str, ...]:
-    """The stores of a pipeline, in the order in which a record meets them."""
-    return tuple(dict.fromkeys(step.store for step in root.walk() if isinstance(step, Call) and step.stateful))
+    """The stores of a stage, in the order in which a record meets them."""
+    return tuple(dict.fromkeys(step.store for step in root.walk() if keeps_state(step)))
+
+
+def keeps_state(step: Step) -> TypeIs[Call | Gather]:
+    return isinstance(step, Gather) or (isinstance(step, Call) and step.stateful)
 
 
 def program_of(
     app: str,
-    source: Source,
-    root: Node,
+    pipeline: Pipeline,
     codec: Codec,
     partitions: int,
     on_error: ErrorCallback | None = None,
     on_consumer_error: ErrorCallback | None = None,
     dead_letters: Sink | None = None,
 ) -> Program:
-    steps = list(root.walk())
-    if not steps:
+    """`partitions`: of the first stage, and of all that do not say otherwise."""
+    if not any(True for _ in pipeline.steps()):
         raise InvalidPipeline("the pipeline has no steps: add at least one, such as apply() or print()")
-    sinks = [step.sink for step in steps if isinstance(step, Emit)]
-    if dead_letters is not None:
-        sinks.append(dead_letters)
+    steps = list(pipeline.steps())
     return Program(
-        app, source, root, stores_of(root), tuple(sinks), codec, partitions, on_error, on_consumer_error, dead_letters
+        app=app,
+        source=pipeline.source,
+        stages=tuple(_stages(pipeline, partitions, dead_letters)),
+        codec=codec,
+        own_codecs={step.store: step.codec for step in steps if keeps_state(step) and step.codec is not None},
+        watermark=pipeline.watermark,
+        sets_timestamps=any(isinstance(step, SetTimestamp) for step in steps),
+        on_error=on_error,
+        on_consumer_error=on_consumer_error,
+        dead_letters=dead_letters,
     )
+
+
+def _stages(pipeline: Pipeline, partitions: int, dead_letters: Sink | None) -> Iterator[Stage]:
+    levels: list[int] = []
+    for declared in pipeline.stages:
+        levels.append(0 if declared.parent is None else levels[declared.parent] + 1)
+    first = 0
+    for declared in sorted(pipeline.stages, key=lambda stage: levels[stage.index]):
+        steps = list(declared.root.walk())
+        sinks = [step.sink for step in steps if isinstance(step, Emit)]
+        gathered = {step.store for step in steps if isinstance(step, Gather)}
+        stage = Stage(
+            index=declared.index,
+            name=declared.name,
+            level=levels[declared.index],
+            first=first,
+            partitions=declared.partitions or partitions,
+            root=declared.root,
+            stores=stores_of(declared.root),
+            timed_stores=frozenset(
+                gathered | {step.store for step in steps if isinstance(step, Call) and step.on_timer is not None}
+            ),
+            gathered_stores=frozenset(gathered),
+            sinks=(*sinks, dead_letters) if dead_letters is not None else tuple(sinks),
+        )
+        first += stage.partitions
+        yield stage
 
 
 def check_fits(program: Program, head: Manifest) -> None:
     """Refuse a program that cannot go on from this checkpoint."""
-    if len(head.partitions) != program.partitions:
+    stages = [(stage.name, stage.partitions) for stage in head.stages]
+    asked = [(stage.name, stage.partitions) for stage in program.stages]
+    if len(stages) == len(asked) == 1 and stages != asked:
         raise PlanMismatch(
-            f"the checkpoint has {len(head.partitions)} state partitions, the program asks for {program.partitions}: "
+            f"the checkpoint has {stages[0][1]} state partitions, the program asks for {program.partitions}: "
             "keys would be looked for in the wrong one. Leave partitions= out, or begin a new checkpoint",
-            checkpoint=len(head.partitions),
+            checkpoint=stages[0][1],
             program=program.partitions,
+        )
+    if stages != asked:
+        raise PlanMismatch(
+            f"the checkpoint has the stages {_listed(stages)}, the program {_listed(asked)}: state would be looked for in the "
+            "wrong place. Change the keys back, or begin a new checkpoint",
+            checkpoint=len(head.partitions),
+            program=program.all_partitions,
         )
     if head.source != program.source.kind:
         raise PlanMismatch(
@@ -103,3 +239,7 @@ def check_fits(program: Program, head: Manifest) -> None:
                 written=known,
                 asked=codec,
             )
+
+
+def _listed(stages: list[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} with {partitions} partitions" for name, partitions in stages)

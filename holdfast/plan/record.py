@@ -36,6 +36,10 @@ class Chunk(msgspec.Struct):
     """None: no record has any."""
     raw: Sequence[Raw] | None = None
     """The records as they came, where that is bytes."""
+    partitions: list[int] | None = None
+    """Of the source, in a stage that does not read it; None: the task's own."""
+    is_quiet: bool = False
+    """The output of these records is out already: they only rebuild the state."""
 
 
 class Record(msgspec.Struct):

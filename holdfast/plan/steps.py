@@ -1,13 +1,15 @@
-"""Steps: what a pipeline does to a record, as a tree.
+"""Steps: what a stage does to a record, as a tree.
 
-A node is a step and the nodes that take what it passes on. The tree is plain data that travels to the tasks;
-`compiled` turns it into one function per task. Branches are taken in the order in which they were declared, and every
-branch but the last gets a copy of the value, so that none disturbs another.
+A node is a step and the nodes that take what it passes on; where branches were joined again, two nodes have a child in
+common. The tree is plain data that travels to the tasks; `compiled` turns it into one function per task. Branches are
+taken in the order in which they were declared, and every branch but the last gets a copy of the value, so that none
+disturbs another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -15,7 +17,13 @@ import msgspec
 from holdfast.errors import FixTheRecord
 from holdfast.plan.record import Headers, copied
 from holdfast.plan.sinks import Encoder, Sink
+from holdfast.state.cell import Cell
 from holdfast.state.documents import State
+from holdfast.state.value import StateCell
+from holdfast.times import milliseconds
+
+PAGE = 10_000
+"""Keys whose state is read at once, where all records of a key are processed together."""
 
 Function = Callable[..., Any]
 Flow = Callable[[Any], Any]
@@ -31,10 +39,14 @@ class Call(msgspec.Struct, frozen=True):
     expand: bool = False
     metadata: bool = False
     store: str = "default"
+    on_timer: Function | None = None
+    """Called with (key, name, state) when a timer of the store is due; returns the values that go on, or None."""
+    codec: Any = None
+    """Of the store; None: the application's."""
 
     @property
     def label(self) -> str:
-        return f"{self.verb}({getattr(self.function, '__name__', type(self.function).__name__)})"
+        return f"{self.verb}({_name_of(self.function)})"
 
 
 class Emit(msgspec.Struct, frozen=True):
@@ -47,18 +59,64 @@ class Emit(msgspec.Struct, frozen=True):
         return self.sink.label
 
 
-class Node(msgspec.Struct):
-    """A step and what comes after it. The root has no step."""
+class Forward(msgspec.Struct, frozen=True):
+    """Send the record to a later stage, under a new key."""
 
-    step: Call | Emit | None = None
+    stage: int
+    key: Function
+    verb: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.verb}({_name_of(self.key)})"
+
+
+class SetTimestamp(msgspec.Struct, frozen=True):
+    """Give the record another event time: what `function(value, key, timestamp, headers)` returns."""
+
+    function: Function
+
+    @property
+    def label(self) -> str:
+        return f"set_timestamp({_name_of(self.function)})"
+
+
+class Gather(msgspec.Struct, frozen=True):
+    """All records that a key has in a batch, in one call; and one call when the key's timer is due."""
+
+    function: Callable[[Any, Iterator[Any], Cell, bool], Iterable[Any]]
+    """Of the key, the values, the key's cell, and whether its timer is due, in which case there are no values."""
+    store: str
+    label: str
+    codec: Any = None
+    drop_late: bool = False
+    """Whether records that are not later than the watermark are left out."""
+
+
+Step = Call | Emit | Forward | SetTimestamp | Gather
+
+
+def _name_of(function: Function) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+class Node(msgspec.Struct, eq=False):
+    """A step and what comes after it. A root, and where branches are joined, has no step."""
+
+    step: Step | None = None
     children: list[Node] = []
 
-    def walk(self) -> Iterator[Call | Emit]:
-        """The steps of the tree, in the order in which a record meets them."""
-        if self.step is not None:
-            yield self.step
-        for child in self.children:
-            yield from child.walk()
+    def walk(self) -> Iterator[Step]:
+        """The steps of the tree, each once, in the order in which a record meets them."""
+        met: set[int] = set()
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            if id(node) not in met:
+                met.add(id(node))
+                waiting += reversed(node.children)
+                if node.step is not None:
+                    yield node.step
 
 
 class Current(Protocol):
@@ -68,16 +126,64 @@ class Current(Protocol):
     timestamp: int
     headers: Headers | None
     step: str
+    watermark_ms: int | None
+
+    @property
+    def route(self) -> bytes:
+        """The encoded key."""
 
     def opener(self, store: str) -> Callable[[], State]:
         """What gives the state of the current record's key."""
 
     def encoder(self, sink: Sink) -> Encoder: ...
 
+    def forward(self, stage: int, key: Any, value: Any) -> None:
+        """Send the current record, with this key and value, to a later stage."""
 
-def compiled(node: Node, current: Current) -> Flow:
-    """One function that carries a value through the tree below `node`."""
-    flows = [_step_flow(child, current) for child in node.children]
+    def saw(self, timestamp: int) -> None:
+        """An event time that moves the watermark."""
+
+    def late(self) -> None:
+        """The current record is left out: it came after the watermark."""
+
+    def enter(self, route: bytes, timestamp: int) -> None:
+        """Make this key the current one, without a record."""
+
+    def prefetch(self, store: str, routes: list[bytes]) -> None:
+        """The state of these keys is about to be asked for."""
+
+    def fires(self, store: str, fire: Fire) -> None:
+        """Have `fire` called when a timer of `store` is due."""
+
+    def ends(self, ending: Ending) -> None:
+        """Have `ending` called after the last record."""
+
+
+Fire = Callable[[str], None]
+"""Takes the name of a timer of the current key."""
+
+
+class Ending(Protocol):
+    """What gathered records through a batch."""
+
+    def routes(self) -> Iterator[bytes]:
+        """The keys to call, each once."""
+
+    def call(self, route: bytes) -> None: ...
+
+
+def compiled(root: Node, current: Current) -> Flow:
+    """One function that carries a value through the tree below `root`."""
+    return _below(root, current, {})
+
+
+def _below(node: Node, current: Current, known: dict[int, Flow]) -> Flow:
+    """`known`: the flows of nodes that were compiled already, since two branches may come together in one."""
+    flows = []
+    for child in node.children:
+        if id(child) not in known:
+            known[id(child)] = _step_flow(child, current, known)
+        flows.append(known[id(child)])
     if not flows:
         return _end
     if len(flows) == 1:
@@ -96,12 +202,27 @@ def _end(value: Any) -> None:
     """Where nothing comes after."""
 
 
-def _step_flow(node: Node, current: Current) -> Flow:
+def _step_flow(node: Node, current: Current, known: dict[int, Flow]) -> Flow:
     step = node.step
-    onward = compiled(node, current)
-    if isinstance(step, Emit):
-        return _emit_flow(step, onward, current)
-    assert isinstance(step, Call)
+    onward = _below(node, current, known)
+    match step:
+        case None:
+            return onward
+        case Emit():
+            return _emit_flow(step, onward, current)
+        case Forward():
+            return _forward_flow(step, current)
+        case SetTimestamp():
+            return _timestamp_flow(step, onward, current)
+        case Gather():
+            return _gather_flow(step, onward, current)
+        case Call():
+            if step.on_timer is not None:
+                current.fires(step.store, _timer_fire(step, step.on_timer, onward, current))
+            return _call_flow(step, onward, current)
+
+
+def _call_flow(step: Call, onward: Flow, current: Current) -> Flow:
     call = _bound(step, current)
     label = step.label
 
@@ -111,13 +232,7 @@ def _step_flow(node: Node, current: Current) -> Flow:
 
     def expand(value: Any) -> None:
         current.step = label
-        results: Any = call(value)
-        if isinstance(results, str | bytes | dict) or not hasattr(results, "__iter__"):
-            raise FixTheRecord(
-                f"{label} with expand=True must return a list or another iterable of values, "
-                f"not {type(results).__qualname__}"
-            )
-        for result in results:
+        for result in _several(f"{label} with expand=True", call(value)):
             onward(result)
             current.step = label
 
@@ -150,6 +265,110 @@ def _emit_flow(step: Emit, onward: Flow, current: Current) -> Flow:
         onward(value)
 
     return emit if onward is _end else emit_and_go_on
+
+
+def _forward_flow(step: Forward, current: Current) -> Flow:
+    stage, key_of, label, send = step.stage, step.key, step.label, current.forward
+
+    def forward(value: Any) -> None:
+        current.step = label
+        send(stage, key_of(value), value)
+
+    return forward
+
+
+def _timestamp_flow(step: SetTimestamp, onward: Flow, current: Current) -> Flow:
+    function, label = step.function, step.label
+
+    def set_timestamp(value: Any) -> None:
+        current.step = label
+        before = current.timestamp
+        current.timestamp = milliseconds(function(value, current.key, before, current.headers))
+        current.saw(current.timestamp)
+        onward(value)
+        current.timestamp = before  # for the branches beside this one
+
+    return set_timestamp
+
+
+def _timer_fire(step: Call, on_timer: Function, onward: Flow, current: Current) -> Fire:
+    state = current.opener(step.store)
+    label = f"on_timer({_name_of(on_timer)})"
+
+    def fire(name: str) -> None:
+        current.step = label
+        results: Any = on_timer(current.key, name, state())
+        for value in () if results is None else _several(label, results):
+            onward(value)
+            current.step = label
+
+    return fire
+
+
+def _several(what: str, results: Any) -> Iterable[Any]:
+    if isinstance(results, str | bytes | dict) or not hasattr(results, "__iter__"):
+        raise FixTheRecord(f"{what} must return a list or another iterable of values, not {type(results).__qualname__}")
+    found: Iterable[Any] = results
+    return found
+
+
+def _gather_flow(step: Gather, onward: Flow, current: Current) -> Flow:
+    gathering = _Gathering(step, onward, current)
+    current.ends(gathering)
+    current.fires(step.store, gathering.fire)
+    return gathering.take_unless_late if step.drop_late else gathering.take
+
+
+class _Gathering:
+    """The records of a batch by key, for a `Gather`."""
+
+    def __init__(self, step: Gather, onward: Flow, current: Current) -> None:
+        self._step = step
+        self._onward = onward
+        self._current = current
+        self._state = current.opener(step.store)
+        self._groups: dict[bytes, list[Any]] = {}
+        self._times: dict[bytes, int] = {}
+
+    def take(self, value: Any) -> None:
+        current = self._current
+        current.step = self._step.label
+        route = current.route
+        group = self._groups.get(route)
+        if group is None:
+            self._groups[route] = [value]
+            self._times[route] = current.timestamp
+        else:
+            group.append(value)
+            if current.timestamp > self._times[route]:
+                self._times[route] = current.timestamp
+
+    def take_unless_late(self, value: Any) -> None:
+        current = self._current
+        if current.watermark_ms is not None and current.timestamp <= current.watermark_ms:
+            current.late()
+        else:
+            self.take(value)
+
+    def routes(self) -> Iterator[bytes]:
+        waiting = iter(list(self._groups))
+        while page := list(islice(waiting, PAGE)):
+            self._current.prefetch(self._step.store, page)
+            yield from page
+
+    def call(self, route: bytes) -> None:
+        self._current.enter(route, self._times[route])
+        self._pass_on(iter(self._groups.pop(route)), is_due=False)
+
+    def fire(self, name: str) -> None:
+        self._pass_on(iter(()), is_due=True)
+
+    def _pass_on(self, values: Iterator[Any], *, is_due: bool) -> None:
+        current, label = self._current, self._step.label
+        current.step = label
+        for value in self._step.function(current.key, values, StateCell(self._state()), is_due):
+            self._onward(value)
+            current.step = label
 
 
 def _bound(step: Call, current: Current) -> Flow:

@@ -4,7 +4,8 @@ A job is a map over an *anchor*, a cached data set with as many partitions as th
 the executor that caches its block, so a partition moves only when that executor is lost. For a ranged source the anchor
 is an RDD with a number per partition (20 ms a job less than a DataFrame), and the task reads the range itself. For a
 Spark source it is a DataFrame without rows but partitioned like the shuffled rows, and the job runs over the union of
-both, which Spark keeps at P partitions.
+both, which Spark keeps at P partitions. A later stage has an RDD again, partitioned like the mail that it is sent, and
+runs over the union: all stages are one job.
 
 Correctness never depends on placement: a partition that wakes up elsewhere restores from its recipe, and the driver
 counts receipts.
@@ -26,7 +27,8 @@ from holdfast.log.manifest import new_id
 from holdfast.log.storage import Storage
 from holdfast.pickling import dumps, loads
 from holdfast.plan.program import Program
-from holdfast.runtime.job import Failure, Job, Receipt
+from holdfast.runtime.exchange import Inbox, Mail, Outcome
+from holdfast.runtime.job import Failure, Job
 from holdfast.runtime.session import runtime_session
 from holdfast.runtime.task import Stores, failure_of, raise_failure, run_task, without_gc
 from holdfast.sources.arrow import ArrowMap, map_in_arrow
@@ -57,18 +59,30 @@ class SparkRunner:
         self._warming: threading.Thread | None = None
         self._anchor: RDD[int] | None = None
         self._shuffled_anchor: DataFrame | None = None
+        self._mail_anchors: dict[int, RDD[Any]] = {}
 
-    def run(self, job: Job, rows: Any) -> list[Receipt]:
+    def run(self, job: Job, rows: Any) -> list[Outcome]:
         self._warmed()
+        levels = self._program.levels
         if rows is None:
-            return self._ranges().mapPartitionsWithIndex(_range_task(self._work, job)).collect()
-        received = map_in_arrow(self._union(rows), _rows_task(self._work, job), "receipt binary").collect()
-        return [pickle.loads(row.receipt) for row in received]
+            results = self._ranges().mapPartitionsWithIndex(_range_task(self._work, job))
+        else:
+            received = map_in_arrow(self._union(rows), _rows_task(self._work, job), "result binary")
+            if len(levels) == 1:
+                return [pickle.loads(row.result) for row in received.collect()]
+            results = received.rdd.map(_unpacked)
+        for level in range(1, len(levels)):
+            sent = results.partitionBy(len(levels[level]), _local)
+            results = self._mailboxes(level).union(sent).mapPartitionsWithIndex(_mail_task(self._work, job, level))
+        return results.collect()
 
     def each(self, function: Callable[[int, Storage, Stores], Any]) -> list[Any]:
         """Run `function(partition, storage, stores)` once per partition, where the partition is; what it returned, in order."""
         self._warmed()
-        outcomes = self._ranges().mapPartitionsWithIndex(_each_task(self._work, function)).collect()
+        outcomes = []
+        for level, partitions in enumerate(self._program.levels):
+            anchor = self._ranges() if level == 0 else self._mailboxes(level)
+            outcomes += anchor.mapPartitionsWithIndex(_each_task(self._work, function, partitions.start)).collect()
         for _, failure in outcomes:
             if failure is not None:
                 raise_failure(failure)
@@ -90,7 +104,7 @@ class SparkRunner:
             logger.debug("the workers could not be started beforehand", exc_info=error)
 
     def close(self) -> None:
-        for anchor in (self._anchor, self._shuffled_anchor):
+        for anchor in (self._anchor, self._shuffled_anchor, *self._mail_anchors.values()):
             if anchor is not None:
                 anchor.unpersist()
 
@@ -104,6 +118,14 @@ class SparkRunner:
             partitions = self._program.partitions
             self._anchor = self._context.parallelize(range(partitions), partitions).cache()
         return self._anchor
+
+    def _mailboxes(self, level: int) -> RDD[Any]:
+        """The anchor of a later level."""
+        if level not in self._mail_anchors:
+            count = len(self._program.levels[level])
+            empty = self._context.parallelize([(target, None) for target in range(count)], count)
+            self._mail_anchors[level] = empty.partitionBy(count, _local).cache()
+        return self._mail_anchors[level]
 
     def _union(self, rows: DataFrame) -> DataFrame:
         if self._shuffled_anchor is None:
@@ -147,32 +169,59 @@ def _open(work: _Work) -> Callable[[Iterable[int]], Iterator[int]]:
     return task
 
 
-def _range_task(work: _Work, job: Job) -> Callable[[int, Iterable[int]], Iterator[Receipt]]:
-    """A task that reads its part of the batch's range itself."""
+def _range_task(work: _Work, job: Job) -> Callable[[int, Iterable[int]], Iterator[Any]]:
+    """A task that reads its range itself; without one it has no input."""
 
-    def task(partition: int, anchor: Iterable[int]) -> Iterator[Receipt]:
+    def task(partition: int, anchor: Iterable[int]) -> Iterator[Any]:
         for _ in anchor:  # says nothing, but a worker that leaves input unread is not used again
             pass
         program, storage, stores = work.open()
-        assert job.span is not None
-        reading = program.source.read(partition, program.partitions, job.span)
-        yield run_task(program, job, partition, reading, storage, stores)
+        reading: Any = () if job.span is None else program.source.read(partition, program.partitions, job.span)
+        yield from _addressed(program, partition, run_task(program, job, partition, reading, storage, stores))
 
     return task
 
 
+def _mail_task(work: _Work, job: Job, level: int) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
+    """A task of a later stage."""
+
+    def task(index: int, mail: Iterable[tuple[int, Mail | None]]) -> Iterator[Any]:
+        program, storage, stores = work.open()
+        partition = program.levels[level][index]
+        inbox = Inbox(program.levels[level - 1], (item for _, item in mail if item is not None))
+        yield from _addressed(program, partition, run_task(program, job, partition, inbox, storage, stores))
+
+    return task
+
+
+def _addressed(program: Program, partition: int, results: list[tuple[int, Mail] | Outcome]) -> Iterator[Any]:
+    """Mail by the number of its target within the next level, which is where the shuffle brings it."""
+    level = program.stage_of(partition).level
+    for result in results:
+        yield result if isinstance(result, Outcome) else (result[0] - program.levels[level + 1].start, result[1])
+
+
+def _local(target: int) -> int:
+    """How mail is partitioned: by its target. One function for all, or Spark would take two partitionings for different."""
+    return target
+
+
+def _unpacked(row: Any) -> Any:
+    return pickle.loads(row.result)
+
+
 def _each_task(
-    work: _Work, function: Callable[[int, Storage, Stores], Any]
-) -> Callable[[int, Iterable[int]], Iterator[tuple[Any, Failure | None]]]:
+    work: _Work, function: Callable[[int, Storage, Stores], Any], first: int
+) -> Callable[[int, Iterable[Any]], Iterator[tuple[Any, Failure | None]]]:
     """A task that calls a function of ours; what it raises comes back as a failure, not as Spark's text."""
 
-    def task(partition: int, anchor: Iterable[int]) -> Iterator[tuple[Any, Failure | None]]:
+    def task(index: int, anchor: Iterable[Any]) -> Iterator[tuple[Any, Failure | None]]:
         for _ in anchor:
             pass
         _, storage, stores = work.open()
         try:
             with without_gc():
-                result = function(partition, storage, stores)
+                result = function(first + index, storage, stores)
             yield result, None
         except Exception as error:
             yield None, failure_of(error, None)
@@ -187,7 +236,9 @@ def _rows_task(work: _Work, job: Job) -> ArrowMap:
         program, storage, stores = work.open()
         context = TaskContext.get()
         assert context is not None
-        receipt = run_task(program, job, context.partitionId(), program.source.chunks(batches), storage, stores)
-        yield pa.RecordBatch.from_pydict({"receipt": pa.array([pickle.dumps(receipt)], pa.binary())})
+        partition = context.partitionId()
+        results = run_task(program, job, partition, program.source.chunks(batches), storage, stores)
+        packed = [pickle.dumps(result) for result in _addressed(program, partition, results)]
+        yield pa.RecordBatch.from_pydict({"result": pa.array(packed, pa.binary())})
 
     return task

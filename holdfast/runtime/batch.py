@@ -57,8 +57,10 @@ from holdfast.log.storage import Exists, Missing
 from holdfast.plan.program import Program, check_fits
 from holdfast.plan.schema import arrow_schema, decided_schema, to_ddl
 from holdfast.plan.sinks import check_rows, merged
+from holdfast.runtime.exchange import Outcome, gathered
 from holdfast.runtime.job import Job, Receipt
 from holdfast.runtime.task import raise_failure
+from holdfast.runtime.watermark import next_watermark
 from holdfast.sources.base import Span
 from holdfast.stores.base import DamagedStore
 
@@ -75,14 +77,14 @@ class Proposal(msgspec.Struct, frozen=True):
     end: Position | None = None
     """Of a ranged source."""
     rows: Any = None
-    """Of a Spark source: the batch's DataFrame, for the runner."""
+    """Of a Spark source: the batch's DataFrame, for the runner; None: a batch without input."""
 
 
 class Runner(Protocol):
     """Runs the tasks of a job, wherever that is."""
 
-    def run(self, job: Job, rows: Any) -> list[Receipt]:
-        """The receipts of all tasks. An exception means that the job was lost; it may be run again."""
+    def run(self, job: Job, rows: Any) -> list[Outcome]:
+        """What the tasks of the last level returned. An exception means that the job was lost; it may be run again."""
 
 
 class Target(Protocol):
@@ -256,10 +258,12 @@ class Driver:
         if self._ranged:
             assert head.position is not None and proposal.end is not None
             span = Span(head.position, proposal.end)
+        time_ms = max(self._clock(), head.time_ms)
         return Job(
             version=version,
             instance=head.instance,
-            time_ms=max(self._clock(), head.time_ms),
+            time_ms=time_ms,
+            watermark_ms=next_watermark(self._program.watermark, head, time_ms),
             span=span,
             recipes=self._recipes,
             schemas=head.schemas,
@@ -269,7 +273,7 @@ class Driver:
         for attempt in range(1, JOB_TRIES + 1):
             reach("job.begin", job.version)
             try:
-                receipts = self._runner.run(job, rows)
+                receipts = gathered(self._runner.run(job, rows))
                 break
             except Exception as error:
                 if isinstance(error, HoldfastError) and not isinstance(error, DamagedStore):
@@ -292,17 +296,28 @@ class Driver:
         self._check_complete(job, receipts)
         return sorted(receipts, key=lambda receipt: receipt.partition)
 
+    def is_due(self) -> bool:
+        """Whether a batch without input would have something to do: a timer is due, or something has expired."""
+        head = self.head
+        now = max(self._clock(), head.time_ms)
+        watermark = next_watermark(self._program.watermark, head, now)
+        return any(
+            (commit.due_ms is not None and commit.due_ms < now)
+            or (commit.event_due_ms is not None and watermark is not None and commit.event_due_ms < watermark)
+            for commit in head.partitions
+        )
+
     def _check_complete(self, job: Job, receipts: list[Receipt]) -> None:
         """Exactly one receipt per partition, for this version and this range, and all came to the same end."""
         partitions = sorted(receipt.partition for receipt in receipts)
-        if partitions != list(range(self._program.partitions)):
+        if partitions != list(range(self._program.all_partitions)):
             raise IncompleteJob(
-                f"version {job.version}: {self._program.partitions} partitions, but receipts from {partitions}",
+                f"version {job.version}: {self._program.all_partitions} partitions, but receipts from {partitions}",
                 version=job.version,
             )
         if any(receipt.version != job.version or receipt.span != job.span for receipt in receipts):
             raise IncompleteJob(f"version {job.version}: a task worked on another range", version=job.version)
-        ends = [receipt.end for receipt in receipts]
+        ends = [receipt.end for receipt in receipts if receipt.partition < self._program.partitions]
         if any(end != ends[0] for end in ends):
             raise IncompleteJob(
                 f"version {job.version}: the partitions read {self._program.source.name} to different ends {ends}: "
@@ -332,11 +347,14 @@ class Driver:
             spark=None,
             codecs=self._program.codecs(),
             changelogs=self._program.changelogs,
-            partitions=empty_partitions(self._program.partitions),
+            stages=self._program.shapes(),
+            partitions=empty_partitions(self._program.all_partitions),
         )
 
     def _manifest(self, job: Job, proposal: Proposal, receipts: list[Receipt]) -> Manifest:
         head = self.head
+        times = [time for time in (head.event_ms, *(receipt.event_ms for receipt in receipts)) if time is not None]
+        is_active = any(receipt.rows_in for receipt in receipts)
         return msgspec.structs.replace(
             head,
             version=job.version,
@@ -345,8 +363,12 @@ class Driver:
             holder=self._holder,
             kind="batch",
             time_ms=job.time_ms,
+            watermark_ms=job.watermark_ms,
+            event_ms=max(times, default=None),
+            active_ms=job.time_ms if is_active or head.active_ms is None else head.active_ms,
             position=receipts[0].end if self._ranged else None,
-            spark=proposal.spark,
+            spark=proposal.spark or head.spark,
+            stages=self._program.shapes(),
             codecs={**head.codecs, **self._program.codecs()},
             schemas={**head.schemas, **self._new_schemas(receipts)},
             partitions=tuple(
@@ -358,6 +380,11 @@ class Driver:
                     rows_in=receipt.rows_in,
                     rows_out=receipt.rows_out,
                     skipped=receipt.skipped,
+                    late=receipt.late,
+                    keys_updated=receipt.keys_updated,
+                    keys_removed=receipt.keys_removed,
+                    due_ms=receipt.due_ms,
+                    event_due_ms=receipt.event_due_ms,
                     keys=before.keys + receipt.keys_grown,
                     bytes=before.bytes + receipt.bytes_grown,
                 )

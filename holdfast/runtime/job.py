@@ -19,6 +19,8 @@ class Job(msgspec.Struct, frozen=True):
     instance: InstanceId
     time_ms: int
     """The batch's processing time: tasks never look at a clock."""
+    watermark_ms: int | None
+    """The batch's watermark."""
     span: Span | None
     """What to read of a ranged source; None: the rows come from Spark."""
     recipes: tuple[Recipe, ...]
@@ -54,6 +56,15 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     rows_in: int = 0
     rows_out: int = 0
     skipped: int = 0
+    late: int = 0
     keys_grown: int = 0
     bytes_grown: int = 0
+    keys_updated: int = 0
+    keys_removed: int = 0
+    event_ms: int | None = None
+    """The latest event time that moves the watermark."""
+    due_ms: int | None = None
+    """When something in the partition is next due by processing time."""
+    event_due_ms: int | None = None
+    """The same by event time."""
     failure: Failure | None = None

@@ -82,6 +82,9 @@ class Query:
         self._last_rows = time.monotonic()
         self._began = float("-inf")
         self._count = 0
+        self._ranged = not isinstance(program.source, SparkSource)
+        self._batches = threading.Lock()
+        """One batch at a time: Spark's, or one of ours that has no input."""
         self._error: BaseException | None = None
 
     def stop(self) -> None:
@@ -152,10 +155,10 @@ class Query:
                     if self._stop.is_set():
                         raise _NotNowError
                     self._busy = True
-                self._began = began = time.monotonic()
-                manifest = self._driver.run_batch(proposal)
-                self._progress.batch(manifest, time.monotonic() - began)
-                self._after(manifest, proposal, batch)
+                with self._batches:
+                    manifest = self._run_batch(proposal)
+                self._last_batch = batch
+                self._after(manifest, proposal)
             except _NotNowError:
                 raise
             except BaseException as error:
@@ -168,6 +171,25 @@ class Query:
                     self._idle.notify_all()
 
         return on_batch
+
+    def _run_batch(self, proposal: Proposal) -> Manifest:
+        self._began = began = time.monotonic()
+        manifest = self._driver.run_batch(proposal)
+        self._progress.batch(manifest, time.monotonic() - began)
+        return manifest
+
+    def _tick(self) -> None:
+        """Where Spark plans the batches, it plans none without input: what is due is done in between."""
+        if self._ranged or not self._driver.is_due() or not self._batches.acquire(blocking=False):
+            return
+        try:
+            if self._driver.is_due() and self._error is None:
+                self._run_batch(Proposal())
+        except BaseException as error:
+            self._error = error
+            self._stop.set()
+        finally:
+            self._batches.release()
 
     def _proposal(self, checkpoint: Path, rows: DataFrame, batch: int) -> Proposal:
         """What Spark wrote down about a batch before it began."""
@@ -190,18 +212,19 @@ class Query:
             waiting = source.count(Span(start, end))
             if waiting >= rows or (waiting and time.monotonic() - self._began >= limits.interval):
                 return end
+            if not waiting and self._driver.is_due():
+                return start
             self._stop.wait(pause)
             pause = min(pause * 1.3, IDLE_POLL_S)
         raise _NotNowError
 
-    def _after(self, manifest: Manifest, proposal: Proposal, batch: int) -> None:
+    def _after(self, manifest: Manifest, proposal: Proposal) -> None:
         """See whether this batch was the last one. A range that could not be read to its end was."""
         rows = sum(commit.rows_in for commit in manifest.partitions)
-        self._last_batch = batch
         self._count += rows
         if rows:
             self._last_rows = time.monotonic()
-        if self._nothing_left(manifest, ended=manifest.position != proposal.end):
+        if self._nothing_left(manifest, ended=self._ranged and manifest.position != proposal.end):
             self._stop.set()
 
     def _nothing_left(self, manifest: Manifest, *, ended: bool = False) -> bool:
@@ -226,6 +249,7 @@ class Query:
             except StreamingQueryException as error:
                 self._explain(error)
                 return
+            self._tick()
             if timeout is not None and not self._busy and time.monotonic() - self._last_rows > timeout:
                 self.stop()
         with self._idle:

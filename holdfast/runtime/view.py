@@ -66,22 +66,22 @@ class StateView:
         if head is None:
             return None
         name = document_prefix(self._name) + route
-        for partition in _homes(head, route):
+        for partition in _homes(head, self._name, route):
             with self._at(head, partition) as store:
                 (stored,) = store.get_many([name])
             if stored is not None:
-                return read_document(stored, self._codec, head.time_ms) or None
+                return read_document(stored, self._codec, head.time_ms, head.watermark_ms) or None
         return None
 
     def items(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
         """Every key and its state, in no particular order, all at the version that is the last one now."""
         head = self._head()
         prefix = document_prefix(self._name)
-        for partition in range(len(head.partitions) if head is not None else 0):
+        for partition in _partitions(head, self._name) if head is not None else ():
             assert head is not None
             with self._at(head, partition) as store:
                 for key, stored in store.scan(prefix, prefix[:-1] + b"\x01"):
-                    document = read_document(stored, self._codec, head.time_ms)
+                    document = read_document(stored, self._codec, head.time_ms, head.watermark_ms)
                     if document:
                         yield decode_key(key[len(prefix) :]), document
 
@@ -121,10 +121,22 @@ class StateView:
         return store
 
 
-def _homes(head: Manifest, route: bytes) -> Iterable[int]:
+def _homes(head: Manifest, store: str, route: bytes) -> Iterable[int]:
     """The partitions in which a key may be: of a topic, whoever wrote to it has chosen."""
-    partitions = len(head.partitions)
-    return range(partitions) if head.source == "kafka" else (partition_of(route, partitions),)
+    partitions = _partitions(head, store)
+    if head.source == "kafka" and partitions.start == 0:
+        return partitions
+    return (partitions[partition_of(route, len(partitions))],) if partitions else ()
+
+
+def _partitions(head: Manifest, store: str) -> range:
+    """The partitions of a store: those of its stage. A store that no stage has is one of an earlier program, in the first."""
+    first = 0
+    for stage in head.stages:
+        if store in stage.stores:
+            return range(first, first + stage.partitions)
+        first += stage.partitions
+    return range(head.stages[0].partitions)
 
 
 def _discard(store: Store, directory: Path) -> None:

@@ -57,13 +57,15 @@ def surely_each(tasks: Tasks, what: str, function: Callable[[int, Storage, Any],
 class KafkaPublisher:
     """The publisher of a run. Lives on the driver."""
 
-    def __init__(self, route: Route, chain: Chain, tasks: Tasks, partitions: int) -> None:
+    def __init__(self, route: Route, chain: Chain, tasks: Tasks, partitions: int, *, several: bool) -> None:
         self.sinks = frozenset(route.topics)
         self._route = route
         self._chain = chain
         self._tasks = tasks
         self._slots = [names.DRIVER_SLOT, *map(names.task_slot, range(partitions))]
         self._driver = Publisher(route, names.DRIVER_SLOT)
+        self._several = several
+        """Records change their partition within a version: it must be one transaction, or a restore could see half of it."""
         self._noted = 0.0
         self._out = -1
         """The last version that is known to be out: versions are published in order, so all before it are, too."""
@@ -96,7 +98,7 @@ class KafkaPublisher:
         fence(self._route, self._slots)
 
     def way(self, rows: int, head: Manifest) -> Literal["driver", "tasks"]:
-        if rows <= LARGE:
+        if rows <= LARGE or self._several:
             return "driver"
         if time.monotonic() - self._noted > NOTES_S:
             self._mend_notes(head)  # the slots of tasks may not have been used for so long that Kafka forgot them
@@ -159,8 +161,11 @@ def note_of(manifest: Manifest) -> Note:
 def shipment_of(manifest: Manifest, only: int | None = None) -> Shipment:
     """What a version publishes; `only`: that of one partition."""
     position = manifest.position or {}
-    offsets = position.get("offsets") or [-1] * len(manifest.partitions)
-    quiet = position.get("quiet") or offsets
+    reading = manifest.stages[0].partitions
+    offsets: list[int] = position.get("offsets") or [-1] * reading
+    quiet: list[int] = position.get("quiet") or offsets
+    outs = [max(offset, out) for offset, out in zip(offsets, quiet, strict=True)]
+    several = len(manifest.stages) > 1
     return Shipment(
         note=note_of(manifest),
         cleared=manifest.cleared,
@@ -169,8 +174,8 @@ def shipment_of(manifest: Manifest, only: int | None = None) -> Shipment:
         parts=tuple(
             Part(
                 commit.partition,
-                offsets[commit.partition],
-                max(offsets[commit.partition], quiet[commit.partition]),
+                offsets[commit.partition] if commit.partition < reading else -1,
+                outs[commit.partition] if commit.partition < reading else -1,
                 commit.delta,
                 commit.outboxes,
                 commit.keys,
@@ -179,6 +184,10 @@ def shipment_of(manifest: Manifest, only: int | None = None) -> Shipment:
             for commit in manifest.partitions
             if only is None or commit.partition == only
         ),
+        watermark_ms=manifest.watermark_ms,
+        event_ms=manifest.event_ms,
+        offsets=tuple(offsets) if several else (),
+        outs=tuple(outs) if several else (),
     )
 
 

@@ -7,7 +7,6 @@ driver; the range itself is read in the task that owns the state partition. Wher
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.errors import FixTheRecord, InvalidPipeline
@@ -58,10 +57,7 @@ class RangedSource(Source, Protocol):
 
 
 class Reading(Protocol):
-    """An iterator of chunks that knows, when it is exhausted, where it came to.
-
-    One that has `is_quiet`, and it is true, is only read to rebuild state: the output of its records is out already.
-    """
+    """An iterator of chunks that knows, when it is exhausted, where it came to."""
 
     end: Position
 
@@ -94,12 +90,3 @@ class Field:
             return value[self.name]
         except (KeyError, TypeError, IndexError):
             raise FixTheRecord(f"the value has no field {self.name!r}") from None
-
-
-def milliseconds(value: Any) -> int:
-    """An event time as ms since the epoch."""
-    if type(value) is int:
-        return value
-    if isinstance(value, datetime):
-        return round(value.timestamp() * 1000)
-    raise FixTheRecord(f"a timestamp must be an int of ms or a datetime, not {type(value).__qualname__}")

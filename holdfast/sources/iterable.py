@@ -16,8 +16,9 @@ from zlib import crc32
 from holdfast.errors import InvalidPipeline
 from holdfast.log.manifest import Position, new_id
 from holdfast.plan.record import Chunk, copied
-from holdfast.sources.base import CHUNK, Extract, Field, Span, extractor, milliseconds
+from holdfast.sources.base import CHUNK, Extract, Field, Span, extractor
 from holdfast.state.keys import encode_key, encode_keys
+from holdfast.times import milliseconds
 
 
 class IterableSource:

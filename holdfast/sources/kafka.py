@@ -19,7 +19,8 @@ from holdfast.kafka.cursors import Cursor, cursor
 from holdfast.kafka.topics import Topic
 from holdfast.log.manifest import Position, new_id
 from holdfast.plan.record import Chunk, Headers
-from holdfast.sources.base import Span, milliseconds
+from holdfast.sources.base import Span
+from holdfast.times import milliseconds
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -153,7 +154,7 @@ class KafkaReading:
         self._from = max(span.start["offsets"][partition], lost.get(partition, 0))
         self._to = span.end["offsets"][partition]
         quiet = span.start.get("quiet")
-        self.is_quiet = quiet is not None and self._to <= quiet[partition]
+        self._is_quiet = quiet is not None and self._to <= quiet[partition]
 
     def __iter__(self) -> Iterator[Chunk]:
         if self._from >= self._to:
@@ -163,7 +164,9 @@ class KafkaReading:
         while cursor.at < self._to:
             messages = cursor.take(self._to)
             if messages:
-                yield self._source.chunk(messages)
+                chunk = self._source.chunk(messages)
+                chunk.is_quiet = self._is_quiet
+                yield chunk
 
 
 class _Planner:

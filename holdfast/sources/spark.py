@@ -16,8 +16,9 @@ from holdfast.errors import FixTheRecord, InvalidPipeline
 from holdfast.pickling import dumps, loads
 from holdfast.plan.record import Chunk
 from holdfast.sources.arrow import map_in_arrow
-from holdfast.sources.base import CHUNK, Extract, milliseconds
+from holdfast.sources.base import CHUNK, Extract
 from holdfast.state.keys import decode_key, encode_key, partition_of
+from holdfast.times import milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from holdfast import failpoints
-from holdfast.dataframe import StreamingDataFrame
+from holdfast.dataframe import StreamingDataFrame, frame_of
 from holdfast.errors import InvalidPipeline
 from holdfast.kafka.topics import KafkaMessage
 from holdfast.log.manifest import Chain, Manifest
 from holdfast.plan.messages import MessageForm, unpacked
 from holdfast.plan.pipeline import Pipeline
-from holdfast.plan.program import ErrorCallback, Program, program_of
+from holdfast.plan.program import ErrorCallback, Program, program_of, watermark_of
 from holdfast.plan.record import Chunk
 from holdfast.plan.sinks import decode_values
 from holdfast.runtime.batch import Driver, Outbox, Proposal
@@ -50,6 +51,8 @@ class Harness:
         partitions: int = 1,
         rocksdb_options: RocksDBOptions | None = None,
         on_processing_error: ErrorCallback | None = None,
+        watermark_delay: timedelta | int | str | None = None,
+        idle_timeout: timedelta | int | str | None = None,
     ) -> None:
         self.values: list[Any] = []
         """What came out, in the order of delivery."""
@@ -63,6 +66,7 @@ class Harness:
         self._fed: list[_Fed] = []
         self._codec = codec_for(rocksdb_options or RocksDBOptions())
         self._stores = MemoryStores()
+        self._watermark = watermark_of(watermark_delay, idle_timeout)
         self._program, self._targets = self._declared(build, partitions, on_processing_error)
         self._driver: Driver | None = None
 
@@ -71,7 +75,10 @@ class Harness:
         self._fed.extend(_fed(record) for record in records)
 
     def run(self) -> None:
-        """Process everything that was fed and not yet processed, as one batch; start the application first if need be."""
+        """Process everything that was fed and not yet processed, as one batch; start the application first if need be.
+
+        With nothing new it is a batch without input: timers that are due fire.
+        """
         if self._driver is None:
             self._driver = self._started()
         self._driver.run_batch(Proposal(end={"taken": len(self._fed)}))
@@ -114,11 +121,12 @@ class Harness:
     ) -> tuple[Program, dict[str, _Collector]]:
         source = _FedSource(self._fed)
         pipeline = Pipeline(source)
-        frame = StreamingDataFrame(pipeline, pipeline.root)
+        pipeline.watermark = self._watermark
+        frame = frame_of(pipeline)
         end = build(frame)
         if end is not None:
             end.inspect(print)
-        program = program_of("harness", source, pipeline.root, self._codec, partitions, on_error)
+        program = program_of("harness", pipeline, self._codec, partitions, on_error)
         last = list(pipeline.targets)[-1] if end is not None else None
         topics = {sink.id for sink in program.sinks if isinstance(sink.form, MessageForm)}
         return program, {sink: _Collector(self, sink, sink == last, sink in topics) for sink in pipeline.targets}

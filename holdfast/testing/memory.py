@@ -8,8 +8,10 @@ from typing import Any
 
 from holdfast.log.manifest import InstanceId
 from holdfast.log.storage import Exists, Missing, Storage
+from holdfast.pickling import dumps, loads
 from holdfast.plan.program import Program
-from holdfast.runtime.job import Job, Receipt
+from holdfast.runtime.exchange import Inbox, Mail, Outcome
+from holdfast.runtime.job import Job
 from holdfast.runtime.task import Stores, run_task
 from holdfast.stores.base import Store
 from holdfast.stores.memory import MemoryStore
@@ -66,10 +68,26 @@ class LocalRunner:
         self.storage = storage
         self.stores = stores
 
-    def run(self, job: Job, rows: Any) -> list[Receipt]:
-        return [self.task(job, partition) for partition in range(self.program.partitions)]
+    def run(self, job: Job, rows: Any) -> list[Outcome]:
+        mail: dict[int, list[Mail]] = {}
+        outcomes: list[Outcome] = []
+        for level in self.program.levels:
+            for partition in level:
+                for item in self.task(job, partition, mail.pop(partition, [])):
+                    if isinstance(item, Outcome):
+                        outcomes.append(item)
+                    else:
+                        target, sent = item
+                        mail.setdefault(target, []).append(loads(dumps(sent)))
+        return outcomes
 
-    def task(self, job: Job, partition: int) -> Receipt:
-        assert job.span is not None
-        chunks = self.program.source.read(partition, self.program.partitions, job.span)
-        return run_task(self.program, job, partition, chunks, self.storage, self.stores)
+    def task(self, job: Job, partition: int, mail: list[Mail]) -> list[tuple[int, Mail] | Outcome]:
+        program = self.program
+        level = program.stage_of(partition).level
+        chunks: Any
+        if level == 0:
+            assert job.span is not None
+            chunks = program.source.read(partition, program.partitions, job.span)
+        else:
+            chunks = Inbox(program.levels[level - 1], mail)
+        return run_task(program, job, partition, chunks, self.storage, self.stores)

@@ -11,14 +11,15 @@ from typing import Any
 import msgspec
 from program import BATCH, NAME, orders, running_total
 
-from holdfast.dataframe import StreamingDataFrame
+from holdfast.dataframe import frame_of
 from holdfast.errors import HoldfastError
 from holdfast.log.manifest import Chain, Manifest
 from holdfast.log.storage import LocalStorage
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import Program, program_of
 from holdfast.runtime.batch import Driver, Outbox, Proposal
-from holdfast.runtime.job import Job, Receipt
+from holdfast.runtime.exchange import Mail, Outcome
+from holdfast.runtime.job import Job
 from holdfast.sources.iterable import IterableSource
 from holdfast.state.codecs import JsonCodec
 from holdfast.stores.slots import LocalStores
@@ -58,9 +59,9 @@ def run_batch(driver: Driver) -> Manifest:
 class InProcess(LocalRunner):
     """A `Runner` that is honest about what a lost task looks like: the exception arrives as text."""
 
-    def task(self, job: Job, partition: int) -> Receipt:
+    def task(self, job: Job, partition: int, mail: list[Mail]) -> list[tuple[int, Mail] | Outcome]:
         try:
-            return super().task(job, partition)
+            return super().task(job, partition, mail)
         except HoldfastError as lost:
             raise RuntimeError(str(lost)) from None
 
@@ -93,6 +94,6 @@ class Shelf:
 
 def _program() -> Program:
     pipeline = Pipeline(IterableSource(lambda: orders(10**9), "user", None))
-    frame = StreamingDataFrame(pipeline, pipeline.root).apply(running_total, stateful=True)
+    frame = frame_of(pipeline).apply(running_total, stateful=True)
     pipeline.add_sink(frame._node, "shelf", "rows", lambda _: None)
-    return program_of(NAME, pipeline.source, pipeline.root, JsonCodec(), PARTITIONS, None)
+    return program_of(NAME, pipeline, JsonCodec(), PARTITIONS)

@@ -85,16 +85,19 @@ def test_an_example_says_what_it_promises(example: str, broker: Broker, tmp_path
 def test_the_kafka_program_of_the_readme_runs(broker: Broker, tmp_path: Path) -> None:
     _, program, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert "localhost:9092" in program
-    (tmp_path / "program.py").write_text(program.replace("localhost:9092", broker.address))
-    for topic in ("orders", "totals"):
+    orders, totals = "orders-of-the-readme", "totals-of-the-readme"  # the broker is shared
+    for written, here in (("localhost:9092", broker.address), ('"orders"', f'"{orders}"'), ('"totals"', f'"{totals}"')):
+        program = program.replace(written, here)
+    (tmp_path / "program.py").write_text(program)
+    for topic in (orders, totals):
         broker.create_topic(topic)
     quiet = broker.client_settings() | {"log_level": 0}
     producer = Producer(quiet)
     for amount in (3, 4):
-        producer.produce("orders", json.dumps({"amount": amount}), key="ann")
+        producer.produce(orders, json.dumps({"amount": amount}), key="ann")
     producer.flush()
     reader = Consumer(quiet | {"group.id": "a test", "isolation.level": "read_committed"})
-    reader.assign([TopicPartition("totals", 0, 0)])
+    reader.assign([TopicPartition(totals, 0, 0)])
     run = subprocess.Popen([sys.executable, "program.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
         found = reader.consume(2, timeout=120)

@@ -19,7 +19,6 @@ from holdfast.kafka.publishing import Note
 from holdfast.log.files import changes_of
 
 OUTPUT = "output"
-CHANGELOG = "changelog"
 Record = tuple[bytes | None, bytes | None]
 
 
@@ -53,9 +52,9 @@ class SimulatedBroker:
 
     # -- what a user would see ----------------------------------------------------------------------------------------
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The output that a consumer of committed records sees."""
-        found = [record for (topic, _), records in sorted(self.topics.items()) if topic == OUTPUT for record in records]
+    def rows(self, wanted: str) -> list[dict[str, Any]]:
+        """What a consumer of committed records sees in a topic."""
+        found = [record for (topic, _), records in sorted(self.topics.items()) if topic == wanted for record in records]
         return [msgspec.json.decode(value) for _, value in found if value is not None]
 
     def last_version(self) -> int:
@@ -64,14 +63,14 @@ class SimulatedBroker:
     def is_another(self, instance: str) -> bool:
         return any(msgspec.json.decode(data, type=Note).instance != instance for _, data in self.offsets.values())
 
-    def changelog(self, partition: int) -> tuple[Milestone | None, dict[bytes, bytes]]:
+    def changelog(self, store: str, partition: int) -> tuple[Milestone | None, dict[bytes, bytes]]:
         """What a restore of a partition would find: its last milestone and its documents."""
-        found = self.topics.get((CHANGELOG, partition), [])
+        found = self.topics.get((f"changelog of {store}", partition), [])
         stone = dict(found).get(MILESTONE)
         if stone is None:
             return None, {}
-        milestone = decode_milestone(CHANGELOG, partition, stone)
-        changes = changes_of(documents("default", milestone.cleared, dict(found)))
+        milestone = decode_milestone(store, partition, stone)
+        changes = changes_of(documents(store, milestone.cleared, dict(found)))
         return milestone, {key: value for key, value in changes if value is not None}
 
 

@@ -17,9 +17,10 @@ from world import simulate
 from holdfast.kafka import publishing
 from holdfast.log import files, recipe
 from holdfast.log.manifest import Chain
-from holdfast.runtime import batch, task
+from holdfast.runtime import batch, exchange, processing, task
 from holdfast.runtime.batch import Driver
 from holdfast.sources.base import Span
+from holdfast.state import documents, timers
 from holdfast.stores.base import EMPTY
 from holdfast.testing import MemoryStorage
 
@@ -73,7 +74,7 @@ def take_sparks_start_offset(patch: pytest.MonkeyPatch) -> None:
 
 def skip_the_receipt_count(patch: pytest.MonkeyPatch) -> None:
     def unchecked(self: Any, job: Any, receipts: list[Any]) -> None:
-        del receipts[self._program.partitions :]
+        """Whatever has come is enough."""
 
     patch.setattr(Driver, "_check_complete", unchecked)
 
@@ -102,20 +103,20 @@ def take_any_manifest_for_ours(patch: pytest.MonkeyPatch) -> None:
 
 
 def write_to_the_local_store_before_the_commit(patch: pytest.MonkeyPatch) -> None:
-    changes = task.Documents.changes
+    changes = processing.Documents.changes
 
     def eager(self: Any) -> Any:
         result = changes(self)
         store = getattr(self._store, "_disk", self._store)
         store = getattr(store, "store", store)
-        for key, value in zip(result[0], result[1], strict=True):
+        for key, value in zip(result.keys, result.values, strict=True):
             if value is None:
                 store._values.pop(key, None)
             else:
                 store._values[key] = value
         return result
 
-    patch.setattr(task.Documents, "changes", eager)
+    patch.setattr(processing.Documents, "changes", eager)
 
 
 def skip_a_missing_delta(patch: pytest.MonkeyPatch) -> None:
@@ -201,7 +202,44 @@ def let_every_driver_choose_who_publishes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(simulation.SimulatedPublisher, "publish", whimsical)
 
 
+def take_whatever_attempt_comes(patch: pytest.MonkeyPatch) -> None:
+    def unchecked(self: Any, bills: list[Any], taken: Any) -> None:
+        for bill in bills:
+            self.receipts += bill.receipts
+
+    def any_of(outcomes: Any) -> list[Any]:
+        return list({receipt.partition: receipt for outcome in outcomes for receipt in outcome.receipts}.values())
+
+    patch.setattr(exchange.Inbox, "_check", unchecked)
+    patch.setattr(batch, "gathered", any_of)
+
+
+def take_parcels_as_they_come(patch: pytest.MonkeyPatch) -> None:
+    def as_they_come(self: Any) -> Any:
+        mail = list(self._mail)
+        yield from (exchange._chunk(item) for item in mail if isinstance(item, exchange.Parcel))
+        self.receipts += [receipt for item in mail if isinstance(item, exchange.Waybill) for receipt in item.receipts]
+
+    patch.setattr(exchange.Inbox, "__iter__", as_they_come)
+    patch.setattr(batch, "gathered", lambda outcomes: [receipt for one in outcomes for receipt in one.receipts])
+
+
+def leave_the_index_as_it_is(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(timers.TimerIndex, "changes", lambda self: [])
+
+
+def forget_that_a_timer_has_fired(patch: pytest.MonkeyPatch) -> None:
+    def take_due(self: Any, clock: Any, before: int) -> list[Any]:
+        return [timer for timer in self._timers() if timer[1] == clock and timer[2] < before]
+
+    patch.setattr(documents.State, "_take_due", take_due)
+
+
 MUTATIONS: list[Patch] = [
+    take_whatever_attempt_comes,
+    take_parcels_as_they_come,
+    leave_the_index_as_it_is,
+    forget_that_a_timer_has_fired,
     publish_whatever_the_note_says,
     believe_the_note_from_before_an_error,
     let_every_driver_choose_who_publishes,

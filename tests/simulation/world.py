@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from copy import copy, deepcopy
+from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 import msgspec
-from broker import CHANGELOG, OUTPUT, SimulatedBroker
+from broker import OUTPUT, SimulatedBroker
+from machines import Disk, Executors, frozen
+from staged import FIRED, add_stages, check_stages
 
 from holdfast.application import cleared
 from holdfast.errors import (
@@ -35,7 +37,7 @@ from holdfast.errors import (
 from holdfast.kafka import cluster, publishing
 from holdfast.kafka.publishing import Route
 from holdfast.log import manifest, paths
-from holdfast.log.manifest import Chain, InstanceId, Manifest, SparkBatch
+from holdfast.log.manifest import Chain, Manifest, SparkBatch
 from holdfast.log.recipe import bring, recipe_for
 from holdfast.log.storage import Exists
 from holdfast.plan.messages import MessageForm
@@ -45,14 +47,11 @@ from holdfast.plan.record import Chunk
 from holdfast.plan.sinks import decode_values
 from holdfast.plan.steps import Call
 from holdfast.runtime.batch import Driver, Outbox, Proposal
-from holdfast.runtime.job import Job, Receipt
-from holdfast.runtime.task import run_task
 from holdfast.runtime.view import StateView
 from holdfast.sinks.kafka import KafkaPublisher
 from holdfast.sources.iterable import IterableSource
 from holdfast.state.codecs import JsonCodec
 from holdfast.state.keys import encode_key, partition_of
-from holdfast.stores.base import DamagedStore, Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import Crash, MemoryStorage
 
@@ -66,6 +65,8 @@ FAULTS = (
     "task lost",
     "task run twice",
     "receipt returned twice",
+    "receipt lost",
+    "stage computed again",
     "zombie task",
     "zombie driver",
     "disk lost",
@@ -106,8 +107,10 @@ class World:
         self.kafka: SimulatedBroker | None = None
         if self.random.random() < 0.5:
             self.kafka = SimulatedBroker(self.chance, Crash, self._maybe_pause)
+        self.staged = self.random.random() < 0.2
+        """Whether the program changes the key twice, with timers and ends of values on the way."""
         self.spark = OffsetLog(self)
-        self.table = Table()
+        self.tables = {"table": Table(), "fired": Table()}
         self.cleared_at: list[int] = []
         self.attic: list[tuple[tuple[str, int], MemoryStore]] = []
         """Local stores of a time line that was abandoned when a checkpoint was put back."""
@@ -128,10 +131,16 @@ class World:
 
     def rows(self) -> list[dict[str, Any]]:
         """What was delivered."""
-        return self.table.rows() if self.kafka is None else self.kafka.rows()
+        return self.tables["table"].rows() if self.kafka is None else self.kafka.rows(OUTPUT)
+
+    def fired(self) -> list[dict[str, Any]]:
+        """What timers have sent."""
+        return self.tables["fired"].rows() if self.kafka is None else self.kafka.rows(FIRED)
 
     def last_delivered(self) -> int:
-        return max(self.table.versions, default=-1) if self.kafka is None else self.kafka.last_version()
+        if self.kafka is not None:
+            return self.kafka.last_version()
+        return max((version for table in self.tables.values() for version in table.versions), default=-1)
 
     def _maybe_pause(self) -> None:
         if self.nesting == 0 and self.chance("zombie driver", 0.4):
@@ -140,12 +149,15 @@ class World:
     def _program(self) -> Program:
         source = IterableSource(self.input, "key", None) if self.ranged else RowsSource()
         pipeline = Pipeline(source)
-        node = pipeline.add_call(pipeline.root, Call("apply", running_total, stateful=True))
+        first = pipeline.stages[0]
+        node = pipeline.add_call(first, first.root, Call("apply", running_total, stateful=True))
         if self.kafka is not None:
             pipeline.add_sink(node, "output", MessageForm(OUTPUT, str.encode, msgspec.json.encode), None)
         else:
             pipeline.add_sink(node, "table", "values", lambda context: None)
-        return program_of("sim", source, pipeline.root, JsonCodec(), PARTITIONS, None)
+        if self.staged:
+            add_stages(pipeline, node, None if self.kafka is None else MessageForm(FIRED, str, msgspec.json.encode))
+        return program_of("sim", pipeline, JsonCodec(), PARTITIONS)
 
 
 def running_total(order: dict[str, Any], state: Any) -> dict[str, Any]:
@@ -237,148 +249,6 @@ def pause_and_let_another_run(world: World) -> None:
         world.nesting -= 1
 
 
-# -- disks -----------------------------------------------------------------------------------------------------------
-
-
-class Disk:
-    """One slot of one partition on one host. Without a WAL: a kill leaves some version that was there before."""
-
-    def __init__(self, store: MemoryStore | None = None) -> None:
-        self.held = False
-        self.store = store or MemoryStore()
-        self.flushed: list[MemoryStore] = []
-        self.damaged = False
-
-    def remember(self) -> None:
-        self.flushed = [*self.flushed[-3:], frozen(self.store)]
-
-
-def frozen(store: MemoryStore) -> MemoryStore:
-    kept = copy(store)
-    kept._values = dict(store._values)
-    return kept
-
-
-class Stores:
-    """The disks of the host that a task happens to run on."""
-
-    def __init__(self, world: World, host: int) -> None:
-        self._world = world
-        self._disks = world.hosts[host]
-
-    @contextmanager
-    def open(self, instance: InstanceId, partition: int) -> Iterator[Store]:
-        world = self._world
-        slots = self._disks.setdefault((instance, partition), [])
-        free = [disk for disk in slots if not disk.held]
-        if not free:
-            free = [Disk()]
-            slots += free
-        disk = max(free, key=lambda disk: disk.store.mark().version)
-        if world.chance("store damaged", 0.5):
-            disk.damaged = True
-        disk.held = True
-        try:
-            yield DamagedOnce(disk) if disk.damaged else disk.store
-        except Crash:
-            if disk.flushed and world.random.random() < 0.5:
-                world.faults["store rolled back by a kill"] += 1
-                disk.store = frozen(world.random.choice(disk.flushed))
-            raise
-        finally:
-            disk.held = False
-        disk.remember()
-
-    @contextmanager
-    def scratch(self) -> Iterator[Store]:
-        yield MemoryStore()
-
-
-class DamagedOnce:
-    """A store whose files are broken: reading it is an error, wiping it mends it."""
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-
-    def mark(self) -> Any:
-        if self._disk.damaged:
-            raise DamagedStore("a local store is damaged")
-        return self._disk.store.mark()
-
-    def wipe(self) -> None:
-        self._disk.damaged = False
-        self._disk.store.wipe()
-
-    def __getattr__(self, name: str) -> Any:
-        if self._disk.damaged:
-            raise DamagedStore("a local store is damaged")
-        return getattr(self._disk.store, name)
-
-
-# -- executors ---------------------------------------------------------------------------------------------------------
-
-
-class Executors:
-    """Runs tasks on random hosts; loses some, runs some twice, and leaves zombies behind."""
-
-    def __init__(self, world: World, storage: FaultyStorage) -> None:
-        self._world = world
-        self._storage = storage
-
-    def run(self, job: Job, rows: Any) -> list[Receipt]:
-        world = self._world
-        order = list(range(PARTITIONS))
-        world.random.shuffle(order)
-        receipts = []
-        for partition in order:
-            if world.chance("task lost"):
-                raise RuntimeError("an executor was lost")
-            receipt = self._task(job, partition, rows)
-            if world.chance("task run twice", 2):
-                other = self._task(job, partition, rows)
-                receipt = world.random.choice((receipt, other))
-            if world.chance("zombie task", 2):
-                world.zombies.append(lambda partition=partition: self._zombie(job, partition, rows))
-            receipts.append(receipt)
-            if world.chance("receipt returned twice", 0.3):
-                receipts.append(receipt)
-        return receipts
-
-    def each(self, function: Callable[..., Any]) -> list[Any]:
-        """Run a function of ours once per partition; lose some, and leave some to be run again long after."""
-        world = self._world
-        for partition in range(PARTITIONS):
-            if world.chance("task lost"):
-                raise RuntimeError("an executor was lost")
-            if world.chance("zombie publisher", 2):
-                world.zombies.append(lambda partition=partition: self._late(function, partition))
-            function(partition, self._storage, None)
-        return []
-
-    def _late(self, function: Callable[..., Any], partition: int) -> None:
-        try:
-            function(partition, self._storage, None)
-        except (Crash, HoldfastError):
-            return
-
-    def _task(self, job: Job, partition: int, rows: Any) -> Receipt:
-        world = self._world
-        source = world.program.source
-        if job.span is None:
-            chunks: Any = [source.chunk(rows, partition)]
-        else:
-            chunks = source.read(partition, PARTITIONS, job.span)
-        stores = Stores(world, world.random.randrange(len(world.hosts)))
-        return run_task(world.program, job, partition, chunks, self._storage, stores)
-
-    def _zombie(self, job: Job, partition: int, rows: Any) -> None:
-        """A task of long ago wakes up. It may fail in any way; it must not change what anyone sees."""
-        try:
-            self._task(job, partition, rows)
-        except (Crash, HoldfastError):
-            return
-
-
 # -- sink and Spark ------------------------------------------------------------------------------------------------------
 
 
@@ -394,11 +264,12 @@ class Table:
 
 
 class TableTarget:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, name: str) -> None:
         self._world = world
+        self._name = name
 
     def prepare(self, head: Manifest) -> None:
-        table = self._world.table
+        table = self._world.tables[self._name]
         if table.owner not in (None, head.instance) or max(table.versions, default=0) > head.version:
             raise ForeignTarget("the table is ahead or another's")
         table.owner = head.instance
@@ -408,7 +279,7 @@ class TableTarget:
         if world.chance("crash before a storage call"):
             raise Crash("before delivery")
         rows = [value for table in outbox.tables() for value, _, _ in decode_values(table)]
-        known = world.table.versions.setdefault(manifest.version, (manifest.id, rows))
+        known = world.tables[self._name].versions.setdefault(manifest.version, (manifest.id, rows))
         if known[0] != manifest.id:
             raise ForeignTarget("another commit's output")
         if world.chance("crash after a storage call"):
@@ -419,12 +290,23 @@ class SimulatedPublisher(KafkaPublisher):
     """The library's own, on a simulated cluster; who publishes is random."""
 
     def __init__(self, world: World, chain: Chain, executors: Executors) -> None:
-        route = Route(world.kafka, "sim", None, {"output": OUTPUT}, {"default": CHANGELOG}, "json", True, 1 << 20)  # type: ignore[arg-type]
-        super().__init__(route, chain, executors, PARTITIONS)
+        program = world.program
+        route = Route(
+            connection=world.kafka,  # type: ignore[arg-type]
+            group="sim",
+            source=None,
+            topics={"output": OUTPUT, "fired": FIRED} if world.staged else {"output": OUTPUT},
+            changelogs={store: f"changelog of {store}" for store in program.stores},
+            homes={store: (stage.first, stage.partitions) for stage in program.stages for store in stage.stores},
+            codecs=program.codecs(),
+            exactly_once=True,
+            largest=1 << 20,
+        )
+        super().__init__(route, chain, executors, program.all_partitions, several=world.staged)
         self._world = world
 
     def way(self, rows: int, head: Manifest) -> Any:
-        return self._world.random.choice(("driver", "tasks"))
+        return "driver" if self._several else self._world.random.choice(("driver", "tasks"))
 
 
 class OffsetLog:
@@ -491,16 +373,19 @@ class Life:
         chain = Chain(storage, pause=lambda seconds: None)
         executors = Executors(world, storage)
         publisher = None if world.kafka is None else SimulatedPublisher(world, chain, executors)
+        targets = {sink.id: TableTarget(world, sink.id) for sink in world.program.sinks}
         driver = Driver(
-            chain, world.program, executors, {"table": TableTarget(world)} if publisher is None else {},
+            chain, world.program, executors, targets if publisher is None else {},
             publisher=publisher, clock=lambda: world.random.randrange(1000), holder="sim",
         )  # fmt: skip
         try:
             driver.start()
             for _ in range(batches):
+                if driver.is_due() and world.random.random() < 0.5:
+                    driver.run_batch(Proposal(end=driver.head.position))
                 planned = world.spark.next(driver.head)
                 if planned is None:
-                    return True
+                    return self._fire_the_rest(driver)
                 number, proposal = planned
                 driver.run_batch(proposal)
                 world.spark.log_done(number)
@@ -509,6 +394,15 @@ class Life:
         except (Fenced, ZombieTask, IncompleteJob, JobFailed, StorageFailed, ForeignTarget, BrokerAway):
             if world.calm:
                 raise
+        return False
+
+    def _fire_the_rest(self, driver: Driver) -> bool:
+        """The input is at its end: go on until nothing is due."""
+        for _ in range(20):
+            if not driver.is_due():
+                return True
+            driver.run_batch(Proposal(end=driver.head.position))
+        assert not self._world.calm, "something is due for ever"
         return False
 
 
@@ -559,13 +453,20 @@ def clear(world: World) -> None:
 
 def take_backup(world: World) -> Any:
     return deepcopy(
-        (world.storage.objects, world.table, world.spark.query, world.spark.planned, world.spark.done, world.cleared_at)
+        (
+            world.storage.objects,
+            world.tables,
+            world.spark.query,
+            world.spark.planned,
+            world.spark.done,
+            world.cleared_at,
+        )
     ), (None if world.kafka is None else deepcopy((world.kafka.topics, world.kafka.offsets)))
 
 
 def put_back(world: World) -> None:
     """Someone puts the checkpoint back but not the table and the local disks: it must be noticed. Then they do it right."""
-    (objects, table, query, planned, done, cleared_at), cluster = world.backup
+    (objects, tables, query, planned, done, cleared_at), cluster = world.backup
     ahead = world.last_delivered() > max(
         (paths.version_of(n) for n in objects if n.startswith(paths.COMMITS)), default=-1
     )
@@ -582,7 +483,7 @@ def put_back(world: World) -> None:
         finally:
             world.calm = calm
     world.storage.objects = dict(objects)
-    world.table = deepcopy(table)
+    world.tables = deepcopy(tables)
     if world.kafka is not None:
         world.kafka.topics, world.kafka.offsets = deepcopy(cluster)
         world.kafka.open.clear()
@@ -667,17 +568,21 @@ def totals(state: dict[str, Any]) -> dict[str, int]:
 
 
 def check_changelog(world: World, chain: Chain) -> None:
-    """The changelog adds up to the state at the last version, partition by partition."""
+    """The changelogs add up to the state at the last version, partition by partition."""
     if world.kafka is None:
         return
     head = chain.head()
     assert head is not None
-    for partition in range(PARTITIONS):
-        store = MemoryStore()
-        bring(store, world.storage, recipe_for(chain, head, partition))
-        milestone, documents = world.kafka.changelog(partition)
-        assert milestone is not None and milestone.version == head.version
-        assert documents == dict(store.scan(b"d", b"e")), "the changelog holds another state"
+    for stage in world.program.stages:
+        for local, partition in enumerate(stage.range):
+            store = MemoryStore()
+            bring(store, world.storage, recipe_for(chain, head, partition))
+            found: dict[bytes, bytes] = {}
+            for name in stage.stores:
+                milestone, documents = world.kafka.changelog(name, local)
+                assert milestone is not None and milestone.version == head.version
+                found |= documents
+            assert found == dict(store.scan(b"d", b"e")), "the changelog holds another state"
 
 
 def simulate(seed: int) -> Counter[str]:
@@ -752,6 +657,8 @@ def check(world: World) -> None:
         assert [row["n"] for row in mine] == sorted(row["n"] for row in mine), "out of order"
         assert state[key]["nonce"] == mine[-1]["nonce"], "state and output are of different attempts"
     check_changelog(world, chain)
+    if world.staged:
+        check_stages(world)
     head = chain.head()
     counted = 0
     while head is not None and head.version > 0:

@@ -69,6 +69,7 @@ def test_the_tree_is_sorted_by_what_the_user_has_to_do() -> None:
         },
         "FixTheRecord": {
             "FixTheRecord", "MissingKey", "UnsupportedKey", "UnsupportedValue", "UserFunctionFailed", "Undecodable",
+            "NoState", "NoWatermark", "InvalidTimeout",
         },
         "StopAndLook": {
             "StopAndLook", "Fenced", "RunIsAlive", "ForeignCheckpoint", "ForeignTarget", "SourceMismatch", "FutureFormat",

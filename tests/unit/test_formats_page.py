@@ -18,7 +18,7 @@ import pytest
 
 from holdfast import State
 from holdfast.application import cleared
-from holdfast.dataframe import StreamingDataFrame
+from holdfast.dataframe import frame_of
 from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, records
 from holdfast.kafka.publishing import Note
 from holdfast.log import manifest as manifests
@@ -98,9 +98,9 @@ class World:
 
 def _program() -> Program:
     pipeline = Pipeline(IterableSource(EVENTS, "key", None))
-    frame = StreamingDataFrame(pipeline, pipeline.root)
+    frame = frame_of(pipeline)
     frame.update(remember, stateful=True).update(forget_some, stateful=True, store="some")
-    return program_of("pages", pipeline.source, pipeline.root, JsonCodec(), 3, None)
+    return program_of("pages", pipeline, JsonCodec(), 3)
 
 
 def _comparable(items: Iterable[tuple[Any, Any]]) -> dict[bytes, Any]:

@@ -30,10 +30,10 @@ from holdfast.log.files import changes_of, read_table
 from holdfast.log.manifest import InstanceId, ManifestId
 from holdfast.log.recipe import Recipe
 from holdfast.plan.messages import OVERHEAD, MessageForm, MessagesEncoder, unpacked
+from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import Program, program_of
 from holdfast.plan.record import Chunk
-from holdfast.plan.sinks import Sink
-from holdfast.plan.steps import Emit, Node
+from holdfast.runtime.exchange import Outcome
 from holdfast.runtime.job import Job
 from holdfast.runtime.task import run_task
 from holdfast.sources.kafka import _shares, check_same_topic
@@ -303,11 +303,11 @@ def forwarding() -> tuple[Program, Job]:
     class Source:
         kind = name = "test"
 
-    sink = Sink("topic:out", 0, MessageForm("out", as_it_is, as_it_is))
-    root = Node(None, [Node(Emit(sink), [])])
-    program = program_of("app", Source(), root, codec_for(RocksDBOptions()), 1)
+    pipeline = Pipeline(Source())
+    pipeline.add_sink(pipeline.stages[0].root, "topic:out", MessageForm("out", as_it_is, as_it_is), None)
+    program = program_of("app", pipeline, codec_for(RocksDBOptions()), 1)
     start = ManifestId("start")
-    return program, Job(1, InstanceId("i"), 1_000, None, (Recipe(0, 0, start, 0, start, ()),), {})
+    return program, Job(1, InstanceId("i"), 1_000, None, None, (Recipe(0, 0, start, 0, start, ()),), {})
 
 
 def test_headers_stay_with_their_record() -> None:
@@ -318,7 +318,9 @@ def test_headers_stay_with_their_record() -> None:
         Chunk([b"a"], [b"1"], [1], [0], headers=[[("trace", b"1")]]),
         Chunk([b"b"], [b"2"], [2], [1]),
     ]
-    receipt = run_task(program, job, 0, chunks, storage, MemoryStores())
+    (outcome,) = run_task(program, job, 0, chunks, storage, MemoryStores())
+    assert isinstance(outcome, Outcome)
+    (receipt,) = outcome.receipts
     assert receipt.failure is None
     table = read_table(storage, receipt.outboxes["topic:out"], kind="outbox")
     packed = table.column("headers").to_pylist()

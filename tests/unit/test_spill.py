@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.log.manifest import Chain
-from holdfast.runtime import task
+from holdfast.runtime import processing
 from holdfast.sources import base, iterable
 from holdfast.testing import Harness
 
@@ -40,14 +40,14 @@ def outcome(batches: list[list[tuple[str, int]]]) -> tuple[dict[Any, Any], list[
 def test_spilling_changes_nothing_that_can_be_seen(batches: list[list[tuple[str, int]]]) -> None:
     expected = outcome(batches)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task, "SPILL_AFTER", 2)
+        patch.setattr(processing, "SPILL_AFTER", 2)
         for module in (base, iterable):
             patch.setattr(module, "CHUNK", 5)
         assert outcome(batches) == expected
 
 
 def test_a_batch_of_many_keys_really_spills(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(task, "SPILL_AFTER", 10)
+    monkeypatch.setattr(processing, "SPILL_AFTER", 10)
     monkeypatch.setattr(iterable, "CHUNK", 20)
     with caplog.at_level("INFO", logger="holdfast"):
         state, _, _ = outcome([[(f"k{n % 50}", 1) for n in range(200)]])

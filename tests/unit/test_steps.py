@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import Application, State, StreamingDataFrame
+from holdfast.dataframe import frame_of
 from holdfast.errors import FixTheRecord
 from holdfast.log.manifest import Chain
 from holdfast.plan.pipeline import Pipeline
@@ -200,9 +201,9 @@ def driven(
 ) -> Callable[[], Any]:
     """The pipeline with its real targets, started; what is returned runs everything that is there as one batch."""
     pipeline = Pipeline(source)
-    build(StreamingDataFrame(pipeline, pipeline.root))
+    build(frame_of(pipeline))
     storage = MemoryStorage() if storage is None else storage
-    program = program_of("app", source, pipeline.root, JsonCodec(), 1, None)
+    program = program_of("app", pipeline, JsonCodec(), 1)
     targets = {sink: target(None) for sink, target in pipeline.targets.items()}
     runner = LocalRunner(program, storage, MemoryStores())
     driver = Driver(Chain(storage), program, runner, targets, clock=lambda: 0, holder="test")

@@ -1,0 +1,205 @@
+"""Between stages: what the tasks of one level send to those of the next, within one job.
+
+Records travel in parcels, numbered by sender, so that those of one sender are taken in the order in which they were
+sent, whatever the shuffle does. Every task also gets a waybill from every sender: who sent, by which attempt, and how
+many parcels. A task that does not find exactly that has received a mixture of attempts: the job is lost and run again.
+
+Receipts ride along, in full to the first partition of the next level only; all others carry the attempts that they have
+seen. The driver commits only if everybody saw the same ones (`gathered`).
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from holdfast.log.manifest import AttemptId
+from holdfast.pickling import dumps
+from holdfast.plan.program import Program
+from holdfast.plan.record import Chunk, Headers
+from holdfast.runtime.job import Receipt
+from holdfast.state.keys import decode_key
+
+
+class LostMailError(Exception):
+    """What a task received is not what one attempt of each sender sent; or tasks saw different attempts of one."""
+
+
+class Letter(msgspec.Struct):
+    """A record on its way."""
+
+    target: int
+    route: bytes
+    value: bytes
+    timestamp: int
+    headers: Headers | None
+    partition: int
+    position: int
+    raw: tuple[bytes | None, bytes | None] | None
+
+
+class Parcel(msgspec.Struct, frozen=True):
+    """Records of one chunk for one partition, in their order."""
+
+    sender: int
+    attempt: AttemptId
+    number: int
+    is_quiet: bool
+    letters: list[Letter]
+
+
+class Waybill(msgspec.Struct, frozen=True):
+    """What a task has sent to one partition, and that this is all."""
+
+    sender: int
+    attempt: AttemptId
+    parcels: int
+    failed: bool
+    receipts: tuple[Receipt, ...]
+    seen: dict[int, AttemptId]
+    """By partition: the sender's attempt and those of the senders before it."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a task of the last level returns."""
+
+    receipts: tuple[Receipt, ...]
+    seen: dict[int, AttemptId]
+
+
+Mail = Parcel | Waybill
+
+
+class Inbox:
+    """What one task receives: an iterator of chunks, and then who sent them."""
+
+    def __init__(self, senders: Iterable[int], mail: Iterable[Mail]) -> None:
+        self._senders = set(senders)
+        self._mail = mail
+        self.receipts: list[Receipt] = []
+        self.seen: dict[int, AttemptId] = {}
+        self.failed = False
+        """A sender has failed, so what came is not worth processing."""
+
+    def __iter__(self) -> Iterator[Chunk]:
+        taken: dict[tuple[int, AttemptId], int] = {}
+        early: dict[tuple[int, AttemptId, int], Parcel] = {}
+        bills: list[Waybill] = []
+        for item in self._mail:
+            if isinstance(item, Waybill):
+                bills.append(item)
+                continue
+            early[item.sender, item.attempt, item.number] = item
+            sender = (item.sender, item.attempt)
+            while (parcel := early.pop((*sender, taken.get(sender, 0)), None)) is not None:
+                taken[sender] = parcel.number + 1
+                yield _chunk(parcel)
+        self._check(bills, taken)
+
+    def _check(self, bills: list[Waybill], taken: dict[tuple[int, AttemptId], int]) -> None:
+        promised = {(bill.sender, bill.attempt): bill.parcels for bill in bills}
+        complete = {bill.sender for bill in bills} == self._senders and len(bills) == len(self._senders)
+        if not complete or {sender: count for sender, count in promised.items() if count} != taken:
+            raise LostMailError("a task received the work of several attempts, or a part of it")
+        for bill in bills:
+            self.receipts += bill.receipts
+            self.failed = self.failed or bill.failed
+            for partition, attempt in bill.seen.items():
+                if self.seen.setdefault(partition, attempt) != attempt:
+                    raise LostMailError(f"partition {partition} was computed twice")
+
+
+def _chunk(parcel: Parcel) -> Chunk:
+    letters = parcel.letters
+    return Chunk(
+        keys=[decode_key(letter.route) for letter in letters],
+        values=[pickle.loads(letter.value) for letter in letters],
+        timestamps=[letter.timestamp for letter in letters],
+        positions=[letter.position for letter in letters],
+        routes=[letter.route for letter in letters],
+        headers=[letter.headers for letter in letters],
+        partitions=[letter.partition for letter in letters],
+        raw=[_Raw(letter.raw) for letter in letters] if letters[0].raw is not None else None,  # type: ignore[arg-type]
+        is_quiet=parcel.is_quiet,
+    )
+
+
+class _Raw:
+    """A record as it came, from the stage that read it."""
+
+    def __init__(self, raw: tuple[bytes | None, bytes | None]) -> None:
+        self._key, self._value = raw
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def value(self) -> bytes | None:
+        return self._value
+
+
+def packed(value: Any) -> bytes:
+    """A value as it travels."""
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return dumps(value)  # knows instances of classes that pickle cannot name
+
+
+def parcels_of(
+    letters: list[Letter], sender: int, attempt: AttemptId, is_quiet: bool, sent: dict[int, list[Parcel]]
+) -> None:
+    """Add the letters of one chunk to what was sent, by target."""
+    by_target: dict[int, list[Letter]] = {}
+    for letter in letters:
+        by_target.setdefault(letter.target, []).append(letter)
+    for target, some in by_target.items():
+        parcels = sent.setdefault(target, [])
+        parcels.append(Parcel(sender, attempt, len(parcels), is_quiet, some))
+
+
+def mailed(
+    program: Program, receipt: Receipt | None, sent: dict[int, list[Parcel]], inbox: Inbox | None, partition: int
+) -> Iterator[tuple[int, Mail] | Outcome]:
+    """What a task gives to the runner: mail by partition of the next level or, from the last level, its outcome.
+
+    `receipt` is None if a task before this one has failed.
+    """
+    carried = () if inbox is None else tuple(inbox.receipts)
+    seen = {} if inbox is None else dict(inbox.seen)
+    receipts = carried if receipt is None else (*carried, receipt)
+    if receipt is not None:
+        seen[partition] = receipt.attempt
+    level = program.stage_of(partition).level
+    if level == len(program.levels) - 1:
+        yield Outcome(receipts, seen)
+        return
+    attempt = AttemptId("") if receipt is None else receipt.attempt
+    failed = receipt is None or receipt.failure is not None
+    following = program.levels[level + 1]
+    for target in following:
+        parcels = [] if failed else sent.get(target, [])
+        for parcel in parcels:
+            yield target, parcel
+        in_full = receipts if target == following.start else ()
+        yield target, Waybill(partition, attempt, len(parcels), failed, in_full, seen)
+
+
+def gathered(outcomes: Iterable[Outcome]) -> list[Receipt]:
+    """The receipts of all tasks of a job, one per attempt that counts."""
+    receipts: dict[int, Receipt] = {}
+    seen: dict[int, AttemptId] = {}
+    for outcome in outcomes:
+        for receipt in outcome.receipts:
+            known = receipts.setdefault(receipt.partition, receipt)
+            if known.attempt != receipt.attempt:
+                raise LostMailError(f"partition {receipt.partition} was computed twice")
+        for partition, attempt in outcome.seen.items():
+            if seen.setdefault(partition, attempt) != attempt:
+                raise LostMailError(f"partition {partition} was computed twice")
+    for partition, receipt in receipts.items():
+        if seen.get(partition, receipt.attempt) != receipt.attempt:
+            raise LostMailError(f"partition {partition} was computed twice")
+    return list(receipts.values())

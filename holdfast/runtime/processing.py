@@ -1,0 +1,429 @@
+"""What one task does to its records: the steps of its stage, over the state of one partition.
+
+Everything stays in memory until the task writes it down: changed documents, encoded output, and records on their way to
+the next stage. A record that fails leaves no trace in any of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from holdfast.errors import FixTheRecord, MissingKey, UnsupportedValue
+from holdfast.failpoints import reach
+from holdfast.log import paths
+from holdfast.log.files import FileRef, write_delta, write_table
+from holdfast.log.manifest import AttemptId, Position
+from holdfast.log.storage import Storage
+from holdfast.plan.messages import MessagesEncoder
+from holdfast.plan.program import Program, Stage
+from holdfast.plan.record import Chunk, Headers, Place, Raw, Record, shown_key
+from holdfast.plan.schema import to_ddl
+from holdfast.plan.sinks import Encoder, Sink
+from holdfast.plan.steps import Ending, Fire, compiled
+from holdfast.runtime.exchange import Letter, Parcel, packed, parcels_of
+from holdfast.runtime.job import Job, Receipt
+from holdfast.state.cell import Clock
+from holdfast.state.documents import Documents, State, rollback
+from holdfast.state.keys import decode_key, encode_key, encode_keys, partition_of
+from holdfast.state.timers import CLOCKS
+from holdfast.stores.base import DamagedStore, Store
+
+SPILL_AFTER = 500_000
+"""Documents that a task keeps in memory: some hundred MB."""
+
+logger = logging.getLogger("holdfast")
+
+
+class Processing:
+    """The records of one task and what they change. Also the `Current` record of the compiled steps."""
+
+    def __init__(
+        self,
+        program: Program,
+        job: Job,
+        partition: int,
+        attempt: AttemptId,
+        store: Store,
+        open_scratch: Callable[[], Store],
+    ) -> None:
+        self.key: Any = None
+        self.time_ms = self.timestamp = job.time_ms
+        self.watermark_ms = job.watermark_ms
+        self.headers: Headers | None = None
+        self.step = "source"
+        self.place: Place | None = None
+        self.sent: dict[int, list[Parcel]] = {}
+        """By partition of the next level: what goes there."""
+        self._route: bytes | None = None
+        self._chunk: Chunk | None = None
+        self._index = 0
+        self._program = program
+        self._stage: Stage = program.stage_of(partition)
+        self._stages = {stage.index: stage for stage in program.stages}
+        self._job = job
+        self._partition = partition
+        self._attempt = attempt
+        self._undo: list[Any] = []
+        self._letters: list[Letter] = []
+        self._fires: dict[str, Fire] = {}
+        self._endings: list[Ending] = []
+        timed = self._stage.timed_stores
+        self._documents = {
+            name: Documents(store, name, program.codec_of(name), self, self._undo, has_timers=name in timed)
+            for name in self._stage.stores
+        }
+        self._read_ahead = [
+            self._documents[name] for name in self._stage.stores if name not in self._stage.gathered_stores
+        ]
+        self._encoders = {
+            sink.id: sink.encoder(job.schemas.get(sink.id), program.message_limits.get(sink.id))
+            for sink in self._stage.sinks
+        }
+        self._open_scratch = open_scratch
+        self._scratch: Store | None = None
+        self._flow = compiled(self._stage.root, self)
+        self._rows = self._out = self._skipped = self._late = 0
+        self._latest: int | None = None
+        self._was_quiet: bool | None = None
+        """Whether all records so far only rebuild the state."""
+
+    # -- what the compiled steps use ---------------------------------------------------------------------------------
+
+    def opener(self, store: str) -> Callable[[], State]:
+        documents = self._documents[store]
+        known = documents.states.get
+
+        def state() -> State:
+            route = self._route
+            found = known(route)  # type: ignore[arg-type]
+            if found is not None:
+                return found
+            if route is None:
+                encode_key(self.key)  # says what is wrong with it
+                raise MissingKey("the record has no key")
+            return documents.state(route)
+
+        return state
+
+    def encoder(self, sink: Sink) -> Encoder:
+        return self._encoders[sink.id]
+
+    def forward(self, stage: int, key: Any, value: Any) -> None:
+        route = encode_key(key)
+        to = self._stages[stage]
+        chunk, index = self._chunk, self._index
+        position, partition, raw = -1, self._partition, None
+        if chunk is not None:
+            position = chunk.positions[index]
+            if chunk.partitions is not None:
+                partition = chunk.partitions[index]
+            if chunk.raw is not None and self._program.dead_letters is not None:
+                raw = (chunk.raw[index].key(), chunk.raw[index].value())
+        target = to.first + partition_of(route, to.partitions)
+        self._letters.append(
+            Letter(target, route, packed(value), self.timestamp, self.headers, partition, position, raw)
+        )
+
+    def saw(self, timestamp: int) -> None:
+        """An event time that moves the watermark."""
+        if self._latest is None or timestamp > self._latest:
+            self._latest = timestamp
+
+    def fires(self, store: str, fire: Fire) -> None:
+        """What is called with (key, timers) when timers of `store` are due."""
+        self._fires[store] = fire
+
+    def ends(self, ending: Ending) -> None:
+        """What gathers records through the batch, and is called at its end."""
+        self._endings.append(ending)
+
+    def prefetch(self, store: str, routes: list[bytes]) -> None:
+        self._documents[store].prefetch(routes)
+
+    def enter(self, route: bytes, timestamp: int) -> None:
+        """The current record is none of the input, but of this key."""
+        self._route, self.key, self.timestamp, self.headers = route, decode_key(route), timestamp, None
+
+    def late(self) -> None:
+        self._late += 1
+
+    @property
+    def route(self) -> bytes:
+        """The encoded key of the current record."""
+        if self._route is None:
+            encode_key(self.key)
+            raise MissingKey("the record has no key")
+        return self._route
+
+    # -- the records -------------------------------------------------------------------------------------------------
+
+    def process(self, chunk: Chunk) -> None:
+        routes = chunk.routes if chunk.routes is not None else _routes(chunk)
+        for documents in self._read_ahead:
+            documents.prefetch(routes)
+        flow, undo, faults, timestamps = self._flow, self._undo, chunk.faults, chunk.timestamps
+        headers = chunk.headers
+        encoders = tuple(self._encoders.values())
+        before = [len(encoder) for encoder in encoders]
+        emitted: list[int] = []
+        letters = self._letters
+        self._chunk = chunk
+        self.timestamp, self.headers = self.time_ms, None
+        if self._program.watermark is not None and self._stage.level == 0 and not self._program.sets_timestamps:
+            self._see(chunk)
+        for self._index, (self.key, self._route, value) in enumerate(
+            zip(chunk.keys, routes, chunk.values, strict=True)
+        ):
+            index = self._index
+            if timestamps is not None:
+                time = timestamps[index]
+                self.timestamp = self.time_ms if time is None else time
+            if headers is not None:
+                self.headers = headers[index]
+            if encoders:
+                emitted = [len(encoder) for encoder in encoders]
+            posted = len(letters)
+            try:
+                if faults and index in faults:
+                    self.step = "source"
+                    raise faults[index]
+                flow(value)
+            except DamagedStore:
+                raise
+            except Exception as error:
+                rollback(undo)
+                del letters[posted:]
+                for encoder, length in zip(encoders, emitted, strict=True):
+                    encoder.truncate(length)
+                self._failed(error, chunk, index)
+            else:
+                undo.clear()
+        if self._stage.level == 0:
+            self._rows += len(chunk.values)
+        self._chunk = None
+        self._was_quiet = chunk.is_quiet and self._was_quiet is not False
+        self._after_some(before, is_quiet=chunk.is_quiet)
+
+    def finish(self) -> None:
+        """After the last record: what was gathered, and then what is due."""
+        before = [len(encoder) for encoder in self._encoders.values()]
+        for ending in self._endings:
+            for route in ending.routes():
+                with self._alone():
+                    ending.call(route)
+            self._after_some(before, is_quiet=self._was_quiet is True)
+        for store, documents in self._documents.items():
+            for clock in CLOCKS:
+                limit = self._threshold(clock)
+                if limit is not None:
+                    self._fire(store, documents, clock, limit)
+
+    def _fire(self, store: str, documents: Documents, clock: Clock, limit: int) -> None:
+        before = [len(encoder) for encoder in self._encoders.values()]
+        fire = self._fires.get(store)
+        for route, timers in documents.due(clock, limit):
+            self._undo.clear()  # the timers are gone, whatever comes of the calls
+            for name, _, due in timers:
+                self.enter(route, due if clock == "event" else self.time_ms)
+                if fire is not None:
+                    with self._alone():
+                        fire(name)
+            self._after_some(before, is_quiet=self._was_quiet is True)
+
+    def _threshold(self, clock: Clock) -> int | None:
+        return self.time_ms if clock == "processing" else self.watermark_ms
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A call that belongs to no record: it happens as a whole or leaves no trace."""
+        encoders = tuple(self._encoders.values())
+        emitted, posted = [len(encoder) for encoder in encoders], len(self._letters)
+        try:
+            yield
+        except DamagedStore:
+            raise
+        except Exception as error:
+            rollback(self._undo)
+            del self._letters[posted:]
+            for encoder, length in zip(encoders, emitted, strict=True):
+                encoder.truncate(length)
+            self._failed_call(error)
+        else:
+            self._undo.clear()
+
+    def _after_some(self, before: list[int], *, is_quiet: bool) -> None:
+        """Put away what some records have left, and make room."""
+        for encoder, length in zip(self._encoders.values(), before, strict=True):
+            if is_quiet:
+                encoder.truncate(length)
+        if self._letters:
+            parcels_of(self._letters, self._partition, self._attempt, is_quiet, self.sent)
+            self._letters.clear()
+        if sum(len(documents.states) for documents in self._documents.values()) > SPILL_AFTER:
+            self._spill()
+
+    def _see(self, chunk: Chunk) -> None:
+        """The event times of the source."""
+        if not chunk.values:
+            return
+        times = chunk.timestamps
+        if times is None:
+            self.saw(self.time_ms)
+        else:
+            self.saw(max((time for time in times if time is not None), default=self.time_ms))
+
+    def _spill(self) -> None:
+        """Make room: a batch that touches more keys than memory holds must not die of it, again and again."""
+        if self._scratch is None:
+            self._scratch = self._open_scratch()
+            logger.info(
+                "partition %d: the batch touches more than %d keys; using the disk", self._partition, SPILL_AFTER
+            )
+        for documents in self._documents.values():
+            documents.spill(self._scratch)
+
+    # -- errors ------------------------------------------------------------------------------------------------------
+
+    def _failed(self, error: Exception, chunk: Chunk, index: int) -> None:
+        """Skip the record if the user's callback says so, or put it aside; otherwise the error ends the batch."""
+        program = self._program
+        source = program.source.name
+        position = chunk.positions[index]
+        partition = self._partition if chunk.partitions is None else chunk.partitions[index]
+        self.place = Place(source, partition, position, self.key, self.step)
+        callback = program.on_error
+        if index in chunk.faults and program.on_consumer_error is not None:
+            callback = program.on_consumer_error
+        record = Record(chunk.values[index], self.key, self.timestamp, self.headers, source, partition, position)
+        if callback is None or not callback(error, record, logger):
+            if program.dead_letters is None or chunk.raw is None:
+                raise error
+            self._put_aside(program.dead_letters, chunk.raw[index], error, self.place)
+        self.place = None
+        self._skipped += 1
+
+    def _failed_call(self, error: Exception) -> None:
+        """The same for a call that belongs to no record: a timer, or all records of a key."""
+        program = self._program
+        source = program.source.name
+        self.place = Place(source, self._partition, -1, self.key, self.step)
+        record = Record(None, self.key, self.timestamp, None, source, self._partition, -1)
+        if program.on_error is None or not program.on_error(error, record, logger):
+            raise error
+        self.place = None
+        self._skipped += 1
+
+    def _put_aside(self, sink: Sink, raw: Raw, error: Exception, place: Place) -> None:
+        """A dead letter: the record as it came, with where it came from and why it is here."""
+        encoder = self._encoders[sink.id]
+        assert isinstance(encoder, MessagesEncoder)
+        encoder.put(raw.key(), raw.value(), self.timestamp, [*(self.headers or ()), *_reasons(error, place)])
+
+    # -- what is written down ----------------------------------------------------------------------------------------
+
+    def receipt(self, storage: Storage, end: Position | None) -> Receipt:
+        job, partition, attempt = self._job, self._partition, self._attempt
+        keys: list[bytes] = []
+        values: list[bytes | None] = []
+        index: list[tuple[bytes, bytes | None]] = []
+        keys_grown = bytes_grown = updated = removed = 0
+        for _, documents in sorted(self._documents.items()):
+            changes = documents.changes()
+            self._check_sizes(documents, changes.keys, changes.values)
+            keys += changes.keys
+            values += changes.values
+            index += changes.index
+            keys_grown += changes.documents
+            bytes_grown += changes.size
+        removed = values.count(None)
+        updated = len(values) - removed
+        if index:
+            keys += [key for key, _ in index]
+            values += [value for _, value in index]
+        delta = write_delta(storage, paths.delta(job.version, partition, attempt), keys, values) if keys else None
+        reach("task.delta.durable", job.version)
+        outboxes: dict[str, FileRef] = {}
+        schemas: dict[str, str] = {}
+        for sink in self._stage.sinks:
+            encoder = self._encoders[sink.id]
+            if len(encoder):
+                table = encoder.table()
+                name = paths.outbox(job.version, partition, sink.index, attempt)
+                outboxes[sink.id] = write_table(storage, name, table, kind="outbox")
+                if sink.form == "rows" and sink.id not in job.schemas:
+                    schemas[sink.id] = to_ddl(table.schema)
+        reach("task.outbox.durable", job.version)
+        return Receipt(
+            version=job.version,
+            partition=partition,
+            attempt=attempt,
+            span=job.span,
+            end=end,
+            delta=delta,
+            outboxes=outboxes,
+            schemas=schemas,
+            rows_in=self._rows,
+            rows_out=sum(len(encoder) for encoder in self._encoders.values()),
+            skipped=self._skipped,
+            late=self._late,
+            keys_grown=keys_grown,
+            bytes_grown=bytes_grown,
+            keys_updated=updated,
+            keys_removed=removed,
+            event_ms=self._latest,
+            due_ms=self._next_due("processing"),
+            event_due_ms=self._next_due("event"),
+        )
+
+    def _next_due(self, clock: Clock) -> int | None:
+        found = [documents.next_due(clock, self._threshold(clock)) for documents in self._documents.values()]
+        return min((due for due in found if due is not None), default=None)
+
+    def _check_sizes(self, documents: Documents, keys: list[bytes], values: list[bytes | None]) -> None:
+        """Nothing may be committed that the changelog topic would refuse."""
+        limit = self._program.document_limit
+        if limit is None:
+            return
+        for key, value in zip(keys, values, strict=True):
+            if value is not None and len(key) + len(value) > limit:
+                raise UnsupportedValue(
+                    f"store {documents.name!r}, key {shown_key(documents.key_of(key))}: its state has {len(value):,} bytes, its "
+                    f"changelog topic takes {limit:,}; keep less, or raise the topic's max.message.bytes"
+                )
+
+
+def _reasons(error: Exception, place: Place) -> Headers:
+    """The headers of a dead letter."""
+    return [
+        ("holdfast.topic", place.source.encode()),
+        ("holdfast.partition", str(place.partition).encode()),
+        ("holdfast.offset", str(place.position).encode()),
+        ("holdfast.step", place.step.encode()),
+        ("holdfast.error", type(error).__qualname__.encode()),
+        ("holdfast.message", message_of(error).encode(errors="replace")),
+    ]
+
+
+def _routes(chunk: Chunk) -> list[bytes | None]:
+    """The encoded keys of a chunk; a key without an encoding is a fault of its record, if that needs state."""
+    try:
+        return encode_keys(chunk.keys)
+    except FixTheRecord:
+        return [_route(key) for key in chunk.keys]
+
+
+def _route(key: Any) -> bytes | None:
+    try:
+        return encode_key(key)
+    except FixTheRecord:
+        return None
+
+
+def message_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # whatever an exception's own __str__ may raise
+        return "(it cannot be shown)"

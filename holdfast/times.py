@@ -1,0 +1,17 @@
+"""Event times, as users write them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from holdfast.errors import FixTheRecord
+
+
+def milliseconds(value: Any) -> int:
+    """An event time as ms since the epoch."""
+    if type(value) is int:
+        return value
+    if isinstance(value, datetime):
+        return round(value.timestamp() * 1000)
+    raise FixTheRecord(f"a timestamp must be an int of ms or a datetime, not {type(value).__qualname__}")
