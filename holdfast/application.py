@@ -164,10 +164,13 @@ class Application:
         given = name if name is not None else consumer_group
         self.name = paths.checked_name("application", "holdfast" if given is None else given)
         home = Path(state_dir).absolute() / self.name
+        self._persistence = persistence  # one that is not lasting goes with the application
+        if persistence is not None and not persistence.is_lasting:
+            home = persistence.directory / self.name
         self._checkpoint = persistence.directory if persistence is not None else home / "checkpoint"
         self._local = home / "local"
         self._warehouse = home / "tables"
-        self._storage = LocalStorage(self._checkpoint)
+        self._storage = LocalStorage(self._checkpoint, durable=persistence is None or persistence.is_lasting)
         self._chain = Chain(self._storage)
         self._partitions = partitions
         self._max_batch_rows = max_batch_rows
@@ -375,16 +378,28 @@ class Application:
         if recover is not None:
             _one_of("run(recover=)", recover, "changelog", "beginning", "nothing")
             self._linked("run(recover=)")
+        limits = Limits(self._max_batch_rows, self._interval, count or None, timeout or None, available_now)
+        self._stopping = False
+        with signals_to(self.stop, wanted=self._spark_is_ours):
+            self._execute(limits, recover, Progress(self.name))
+
+    def execute(self, progress: Progress, *, interval: float = 0.0, available_now: bool = False) -> None:
+        """Run for a front door that reports in its own way, in any thread: without handlers for signals.
+
+        `interval`: the least number of seconds between two batches.
+        """
+        self._execute(Limits(self._max_batch_rows, interval, available_now=available_now), None, progress)
+
+    def _execute(
+        self, limits: Limits, recover: Literal["changelog", "beginning", "nothing"] | None, progress: Progress
+    ) -> None:
         if self._pipeline is None:
             raise InvalidPipeline("there is nothing to run: call app.dataframe(source) and add steps first")
         alive = FileLock(self._run_lock)
         if not alive.acquire(shared=True):
             raise RunIsAlive(f"{self.name}: its state is being cleared; start again when that is done")
-        self._stopping = False
         try:
-            with signals_to(self.stop, wanted=self._spark_is_ours):
-                limits = Limits(self._max_batch_rows, self._interval, count or None, timeout or None, available_now)
-                self._run(self._pipeline, limits, recover)
+            self._run(self._pipeline, limits, recover, progress)
         finally:
             alive.release()
 
@@ -395,7 +410,11 @@ class Application:
             self._query.stop()
 
     def _run(
-        self, pipeline: Pipeline, limits: Limits, recover: Literal["changelog", "beginning", "nothing"] | None
+        self,
+        pipeline: Pipeline,
+        limits: Limits,
+        recover: Literal["changelog", "beginning", "nothing"] | None,
+        progress: Progress,
     ) -> None:
         from holdfast.runtime.anchor import SparkRunner
 
@@ -419,7 +438,6 @@ class Application:
             station.recover(recover)
         publisher = station.publisher if station is not None else None
         driver = Driver(self._chain, program, runner, targets, publisher=publisher, clock=_now_ms, holder=_holder())
-        progress = Progress(self.name)
         try:
             driver.start()
             if station is not None:

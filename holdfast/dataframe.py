@@ -7,10 +7,11 @@ it. Using one frame twice makes branches; they do not disturb each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import InvalidPipeline
 from holdfast.kafka.topics import Topic
+from holdfast.plan.folding import Choosing, Folding, IsFor, is_there, value_of
 from holdfast.plan.functions import check_function
 from holdfast.plan.messages import MessageForm
 from holdfast.plan.pipeline import Pipeline, Stage, option
@@ -22,6 +23,7 @@ from holdfast.sinks.table import FORMATS, TableTarget, same_table, table_id
 from holdfast.sinks.values import InspectTarget, PrintTarget
 from holdfast.sources.base import extractor
 from holdfast.state.documents import State
+from holdfast.state.python_codec import PythonCodec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,7 +52,7 @@ class StreamingDataFrame:
         metadata: bool = False,
         store: str | None = None,
         on_timer: Callable[[Any, str, State], Iterable[Any] | None] | None = None,
-    ) -> StreamingDataFrame:
+    ) -> Self:
         """Replace the value by what `func` returns, None included; with `expand`, by each item of it.
 
         Parameters
@@ -78,7 +80,7 @@ class StreamingDataFrame:
 
     def update(
         self, func: Callable[..., Any], *, stateful: bool = False, metadata: bool = False, store: str | None = None
-    ) -> StreamingDataFrame:
+    ) -> Self:
         """Call `func`, which may change the value in place, and pass the value on; what it returns is dropped.
 
         >>> from holdfast.testing import run
@@ -89,7 +91,7 @@ class StreamingDataFrame:
 
     def filter(
         self, func: Callable[..., Any], *, stateful: bool = False, metadata: bool = False, store: str | None = None
-    ) -> StreamingDataFrame:
+    ) -> Self:
         """Pass on the values for which `func` returns something true.
 
         >>> from holdfast.testing import run
@@ -104,7 +106,7 @@ class StreamingDataFrame:
 
     def group_by(
         self, key: str | Callable[[Any], Any], *, name: str | None = None, partitions: int | None = None
-    ) -> StreamingDataFrame:
+    ) -> Self:
         """Give every record a new key, a field of the value or a function of it; what comes after sees state by that key.
 
         The records are shuffled by it within the same job: there is no topic in between, and one commit holds all stages.
@@ -134,16 +136,93 @@ class StreamingDataFrame:
         if name is None and isinstance(key, str):
             name = key
         stage = self._pipeline.add_stage(self._stage, self._node, function, "group_by", name, partitions)
-        return StreamingDataFrame(self._pipeline, stage, stage.root)
+        return type(self)(self._pipeline, stage, stage.root)
 
-    def key_by(
-        self, func: Callable[[Any], Any], *, name: str | None = None, partitions: int | None = None
-    ) -> StreamingDataFrame:
+    def key_by(self, func: Callable[[Any], Any], *, name: str | None = None, partitions: int | None = None) -> Self:
         """As `group_by` with a function, under the name that Malstrom users know."""
         stage = self._pipeline.add_stage(self._stage, self._node, func, "key_by", name, partitions)
-        return StreamingDataFrame(self._pipeline, stage, stage.root)
+        return type(self)(self._pipeline, stage, stage.root)
 
-    def concat(self, other: StreamingDataFrame) -> StreamingDataFrame:
+    def stateful_map(self, name: str, func: Callable[[Any, Any, Any], tuple[Any, Any]], default: Any = None) -> Self:
+        """Replace the value by the first of what `func(key, value, state)` returns; the second is the key's new state.
+
+        Parameters
+        ----------
+        name
+            Of the step and of its store.
+        func
+            Gets the state that it returned last for this key or, at first and after it has returned None, the default.
+        default
+            A value, copied for each key, or a function without arguments that makes one.
+
+        The state is any plain Python value: numbers, str, bytes, lists, tuples, dicts, sets, dates and times. Guaranteed: every
+        record affects it exactly once.
+
+        >>> from holdfast.testing import run
+        >>> def pipeline(sdf):
+        ...     return sdf.key_by(lambda n: n % 2).stateful_map("sum", lambda key, n, total: (total + n, total + n), default=0)
+        >>> run(pipeline, range(6)).values
+        [0, 1, 2, 4, 6, 9]
+        """
+        return self._fold("stateful_map", name, func, default)
+
+    def stateful_flat_map(
+        self, name: str, func: Callable[[Any, Any, Any], tuple[Iterable[Any], Any]], default: Any = None
+    ) -> Self:
+        """As `stateful_map`, but the output is an iterable, each item of which goes on."""
+        return self._fold("stateful_flat_map", name, func, default, expand=True)
+
+    def map(self, *func: Any) -> Self:
+        """Replace the value by what a function of it returns: `apply`, under Malstrom's name. A name may come first.
+
+        >>> from holdfast.testing import run
+        >>> run(lambda sdf: sdf.map("double", lambda n: 2 * n), [1, 2]).values
+        [2, 4]
+        """
+        return self._named_call("map", func)
+
+    def flat_map(self, *func: Any) -> Self:
+        """Replace the value by each item of what a function of it returns. A name may come first."""
+        return self._named_call("flat_map", func, expand=True)
+
+    def filter_map(self, *func: Any) -> Self:
+        """Replace the value by what a function of it returns; None drops it. A name may come first.
+
+        >>> from holdfast.testing import run
+        >>> run(lambda sdf: sdf.filter_map(lambda n: n * 10 if n > 1 else None), [1, 2]).values
+        [20]
+        """
+        mapped = self._named_call("filter_map", func)
+        return mapped._added(Call("filter", is_there))
+
+    def split(self, name: str, func: Callable[[Any], int | Iterable[int]], outputs: int = 2) -> tuple[Self, ...]:
+        """Several frames; `func` says which of them get a value: a number from 0 on, True or False, or several numbers.
+
+        >>> from holdfast.testing import run
+        >>> def pipeline(sdf):
+        ...     even, odd = sdf.split("parity", lambda n: n % 2)
+        ...     return even.map(str).union(odd)
+        >>> run(pipeline, [1, 2, 3]).values
+        [1, '2', 3]
+        """
+        label = f"split({name})"
+        check_function(label, func, ["value"])
+        if type(outputs) is not int or outputs < 1:
+            raise InvalidPipeline(f"{label}: outputs={outputs!r} is not a positive number")
+        chosen = self._added(Call("apply", Choosing(label, func, outputs), title=label))
+        return tuple(
+            chosen._added(Call("filter", IsFor(number), title=label))._added(Call("apply", value_of, title=label))
+            for number in range(outputs)
+        )
+
+    def union(self, *others: StreamingDataFrame) -> Self:
+        """The records of this frame and the others: `concat`, for any number of frames."""
+        joined = self
+        for other in others:
+            joined = joined.concat(other)
+        return joined
+
+    def concat(self, other: StreamingDataFrame) -> Self:
         """The records of both frames, which must be of the same stage: change the key after this, not before.
 
         Guaranteed: each record passes once per frame that it is in; there is no order between the frames.
@@ -160,29 +239,31 @@ class StreamingDataFrame:
             raise InvalidPipeline("concat(): the key was changed in one of the frames; join them first, then change it")
         return self._after(self._pipeline.join(self._node, other._node))
 
-    def set_timestamp(self, func: Callable[[Any, Any, int, Any], Any]) -> StreamingDataFrame:
+    def set_timestamp(self, func: Callable[[Any, Any, int, Any], Any]) -> Self:
         """Give every record another event time: what `func(value, key, timestamp, headers)` returns, in ms or as a datetime.
 
         It holds for the steps after this one, and it is what moves the watermark, instead of the source's times.
         """
         return self._after(self._pipeline.add_timestamps(self._node, SetTimestamp(func)))
 
-    def inspect(self, func: Callable[[Any], Any]) -> StreamingDataFrame:
-        """Call `func` with every value, on the driver, after the batch that made it is committed; the value goes on.
+    def inspect(self, *func: Any) -> Self:
+        """Call a function with every value, on the driver, after the batch that made it is committed; the value goes on.
+        A name may come before the function.
 
         Guaranteed: nothing of an uncommitted batch is seen. Not guaranteed: that a value is seen only once, after a crash.
         Values travel as msgpack: a tuple arrives as a list.
         """
-        check_function("inspect()", func, ["value"])
-        self._pipeline.add_sink(self._node, "inspect", "values", lambda context: InspectTarget(func))
+        label, function = _named("inspect", func)
+        check_function(label, function, ["value"])
+        self._pipeline.add_sink(self._node, "inspect", "values", lambda context: InspectTarget(function))
         return self
 
-    def print(self, *, metadata: bool = False) -> StreamingDataFrame:
+    def print(self, *, metadata: bool = False) -> Self:
         """Print every value on the driver's standard output, as `inspect` does; with `metadata` also key and timestamp."""
         self._pipeline.add_sink(self._node, "print", "values", lambda context: PrintTarget(metadata))
         return self
 
-    def to_topic(self, topic: Topic, key: Callable[[Any], Any] | None = None) -> StreamingDataFrame:
+    def to_topic(self, topic: Topic, key: Callable[[Any], Any] | None = None) -> Self:
         """Send every value to a Kafka topic, with the record's key, timestamp and headers; the value goes on.
 
         `key` makes the message's key of the value. A value that the topic's serializer cannot write, or that is larger than
@@ -206,7 +287,7 @@ class StreamingDataFrame:
         format: str = "parquet",
         schema: str | StructType | None = None,
         mode: str = "append",
-    ) -> StreamingDataFrame:
+    ) -> Self:
         """Write the values, which are dicts, as rows of a table, through Spark.
 
         Parameters
@@ -242,9 +323,7 @@ class StreamingDataFrame:
         )
         return self
 
-    def foreach_batch(
-        self, func: Callable[[DataFrame, int], Any], *, schema: str | StructType | None = None
-    ) -> StreamingDataFrame:
+    def foreach_batch(self, func: Callable[[DataFrame, int], Any], *, schema: str | StructType | None = None) -> Self:
         """Call `func(df, version)` on the driver for every committed version that has rows; values are dicts.
 
         Guaranteed: versions come in order and none is left out. Not guaranteed: that a version comes only once: after a
@@ -266,19 +345,49 @@ class StreamingDataFrame:
         store: str | None,
         expand: bool = False,
         on_timer: Callable[..., Any] | None = None,
-    ) -> StreamingDataFrame:
+    ) -> Self:
         if store is not None and not stateful:
             raise InvalidPipeline(f"{verb}(store={store!r}) needs stateful=True")
         if store is None:
             store = "default" if self._stage.index == 0 else self._stage.name
         call = Call(verb, func, stateful, expand, metadata, store, on_timer)
+        return self._added(call)
+
+    def _fold(
+        self, verb: str, name: str, func: Callable[[Any, Any, Any], Any], default: Any, *, expand: bool = False
+    ) -> Self:
+        label = f"{verb}({name})"
+        check_function(label, func, ["key", "value", "state"])
+        folding = Folding(label, func, default)
+        call = Call(
+            "apply", folding, stateful=True, expand=expand, metadata=True, store=name, codec=PythonCodec(), title=label
+        )
+        return self._added(call)
+
+    def _named_call(self, verb: str, given: tuple[Any, ...], *, expand: bool = False) -> Self:
+        label, function = _named(verb, given)
+        check_function(label, function, ["value"])
+        return self._added(Call("apply", function, expand=expand, title=label))
+
+    def _added(self, call: Call) -> Self:
         return self._after(self._pipeline.add_call(self._stage, self._node, call))
 
-    def _after(self, node: Node) -> StreamingDataFrame:
-        return StreamingDataFrame(self._pipeline, self._stage, node)
+    def _after(self, node: Node) -> Self:
+        return type(self)(self._pipeline, self._stage, node)
 
 
 def frame_of(pipeline: Pipeline) -> StreamingDataFrame:
     """The stream of a pipeline's source."""
     first = pipeline.stages[0]
     return StreamingDataFrame(pipeline, first, first.root)
+
+
+def _named(verb: str, given: tuple[Any, ...]) -> tuple[str, Any]:
+    """The label and the function of a call that may have a name first."""
+    match given:
+        case (str(name), function):
+            return f"{verb}({name})", function
+        case (function,):
+            name = getattr(function, "__name__", type(function).__name__) if callable(function) else ""
+            return f"{verb}({name})", function
+    raise InvalidPipeline(f"{verb}() takes a function, or a name and a function")

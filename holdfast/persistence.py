@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import UnknownOption
+
+_IN_MEMORY = Path("/dev/shm")
 
 
 class Persistence:
@@ -23,3 +28,21 @@ class Persistence:
         if parts.scheme not in ("", "file") or not text.strip():
             raise UnknownOption(f"Persistence({text!r}): a local path or a file:// URL is needed")
         self.directory = Path(unquote(parts.path) if parts.scheme else text).absolute()
+        self.is_lasting = True
+        """Whether what is there outlives the program."""
+
+    @classmethod
+    def none(cls) -> Persistence:
+        """No place at all: for tests, and for programs that can begin anew each time. The fastest there is.
+
+        Guaranteed: within a run everything is as exact as ever, also when a task or a worker is lost. Not guaranteed: anything
+        after the program has ended, however it has; state and checkpoint are gone, and all output of another run is new.
+
+        >>> Persistence.none().is_lasting
+        False
+        """
+        parent = _IN_MEMORY if _IN_MEMORY.is_dir() else None
+        place = cls(tempfile.mkdtemp(prefix="holdfast-", dir=parent))
+        place.is_lasting = False
+        weakref.finalize(place, shutil.rmtree, place.directory, ignore_errors=True)
+        return place

@@ -42,10 +42,14 @@ class Storage(Protocol):
 
 
 class LocalStorage:
-    """A directory on a local disk. Picklable: tasks open the same directory."""
+    """A directory on a local disk. Picklable: tasks open the same directory.
 
-    def __init__(self, root: Path) -> None:
+    One that is not `durable` is as good while the machine runs, and waits for no disk.
+    """
+
+    def __init__(self, root: Path, *, durable: bool = True) -> None:
         self.root = root
+        self._durable = durable
 
     def __repr__(self) -> str:
         return f"LocalStorage({str(self.root)!r})"
@@ -64,13 +68,15 @@ class LocalStorage:
                     with os.fdopen(descriptor, "wb") as file:
                         file.write(data)
                         file.flush()
-                        os.fsync(file.fileno())
+                        if self._durable:
+                            os.fsync(file.fileno())
                     os.link(temporary, final)
                 except FileExistsError:
                     raise Exists(name) from None
             finally:
                 temporary.unlink()
-            sync_directory(final.parent)
+            if self._durable:
+                sync_directory(final.parent)
         except OSError as error:
             raise_as_storage_error(error, final)
 

@@ -43,10 +43,11 @@ class Call(msgspec.Struct, frozen=True):
     """Called with (key, name, state) when a timer of the store is due; returns the values that go on, or None."""
     codec: Any = None
     """Of the store; None: the application's."""
+    title: str | None = None
 
     @property
     def label(self) -> str:
-        return f"{self.verb}({_name_of(self.function)})"
+        return self.title or f"{self.verb}({_name_of(self.function)})"
 
 
 class Emit(msgspec.Struct, frozen=True):

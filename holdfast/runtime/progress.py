@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import TextIO
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TextIO
 
 from holdfast.log.manifest import Manifest
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 EVERY_S = 5.0
 logger = logging.getLogger("holdfast")
@@ -24,6 +28,9 @@ class Progress:
         self._rows = self._rows_said = 0
         self._line = ""
 
+    def started(self, query: StreamingQuery) -> None:
+        """Spark runs it now."""
+
     def batch(self, manifest: Manifest, seconds: float) -> None:
         """A batch was committed and delivered."""
         self._rows += sum(commit.rows_in for commit in manifest.partitions)
@@ -37,6 +44,8 @@ class Progress:
             f"{sum(commit.keys for commit in manifest.partitions):,} keys, "
             f"{_size(sum(commit.bytes for commit in manifest.partitions))}, version {manifest.version}"
         )
+        if manifest.watermark_ms is not None:
+            line += f", watermark {_moment(manifest.watermark_ms)}"
         self._said, self._rows_said = now, self._rows
         if self._live:
             self._stream.write("\r" + line.ljust(len(self._line)))
@@ -53,6 +62,10 @@ class Progress:
         logger.info(
             "%s: stopped at version %d after %s rows in %.1f s", self._app, manifest.version, f"{self._rows:,}", seconds
         )
+
+
+def _moment(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _size(count: float) -> str:

@@ -53,7 +53,7 @@ class Limits(msgspec.Struct, frozen=True):
     rows: int
     """Per batch, of a ranged source."""
     interval: float = 0.0
-    """Seconds between two batches of a ranged source, unless there are `rows` records."""
+    """Seconds between two batches; of a ranged source, unless there are `rows` records."""
     count: int | None = None
     """Records to process in all."""
     timeout: float | None = None
@@ -93,17 +93,20 @@ class Query:
 
     def run(self) -> None:
         """Block until the run is over; raise what ended it, if it was an error."""
-        if self._limits.available_now and not isinstance(self._program.source, SparkSource):
+        if self._limits.available_now and self._ranged:
             self._program.source.until_now()
         if self._stop.is_set() or self._nothing_left(self._driver.head):
             return
         with self._checkpoint() as checkpoint:
             writer = self._frame().writeStream.foreachBatch(self._on_batch(checkpoint))
             writer = writer.option("checkpointLocation", str(checkpoint))
-            if self._limits.available_now and isinstance(self._program.source, SparkSource):
+            if self._limits.available_now and not self._ranged:
                 writer = writer.trigger(availableNow=True)
+            elif self._limits.interval and not self._ranged:
+                writer = writer.trigger(processingTime=f"{round(self._limits.interval * 1000)} milliseconds")
             query = self._start(writer)
             try:
+                self._progress.started(query)
                 self._wait(query, checkpoint)
                 query.stop()
             except (Py4JError, OSError) as error:
@@ -133,7 +136,7 @@ class Query:
     @contextmanager
     def _checkpoint(self) -> Iterator[Path]:
         """Spark's checkpoint directory for this run."""
-        if isinstance(self._program.source, SparkSource):
+        if not self._ranged:
             yield self._directory
             return
         _collect_scratch(self._directory)
@@ -197,7 +200,7 @@ class Query:
             self._query_id = str(msgspec.json.decode((checkpoint / "metadata").read_bytes())["id"])
         _, _, *offsets = (checkpoint / "offsets" / str(batch)).read_text().split("\n")
         spark = SparkBatch(self._query_id, batch, _digest(checkpoint, offsets, batch))
-        if isinstance(self._program.source, SparkSource):
+        if not self._ranged:
             return Proposal(spark, rows=rows)
         return Proposal(spark, end=self._next_end())
 
@@ -234,7 +237,7 @@ class Query:
         source = self._program.source
         if isinstance(source, SparkSource) or manifest.position is None:
             return False
-        return ended or bool(source.is_over(manifest.position))
+        return (ended or bool(source.is_over(manifest.position))) and not self._driver.is_due()
 
     # -- stopping ------------------------------------------------------------------------------------------------
 
@@ -243,6 +246,8 @@ class Query:
         while not self._stop.is_set():
             try:
                 if query.awaitTermination(0.1):  # type: ignore[arg-type]
+                    while self._error is None and not self._stop.is_set() and self._driver.is_due():
+                        self._tick()
                     return
             except KeyboardInterrupt:
                 self.stop()
@@ -267,7 +272,7 @@ class Query:
             self._error = named
         elif "CONCURRENT_STREAM_LOG_UPDATE" in text or "concurrently using" in text:
             self._error = Fenced(self._driver.head.version + 1, "another run that uses Spark's checkpoint")
-        elif self._last_batch < 0 and isinstance(self._program.source, SparkSource):
+        elif self._last_batch < 0 and not self._ranged:
             self._error = Damaged(
                 f"Spark cannot go on from its checkpoint {self._directory}: {text.splitlines()[0]}. It alone knows the position of "
                 "this source: put it back from a backup, or begin a new checkpoint",

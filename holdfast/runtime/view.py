@@ -22,6 +22,7 @@ from holdfast.log.recipe import bring, recipe_for
 from holdfast.state.codecs import Codec
 from holdfast.state.documents import document_prefix, read_document
 from holdfast.state.keys import decode_key, encode_key, partition_of
+from holdfast.state.python_codec import PythonCodec
 from holdfast.stores.base import Store
 from holdfast.stores.rocksdb import RocksDBStore
 
@@ -70,18 +71,19 @@ class StateView:
             with self._at(head, partition) as store:
                 (stored,) = store.get_many([name])
             if stored is not None:
-                return read_document(stored, self._codec, head.time_ms, head.watermark_ms) or None
+                return read_document(stored, self._codec_of(head), head.time_ms, head.watermark_ms) or None
         return None
 
     def items(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
         """Every key and its state, in no particular order, all at the version that is the last one now."""
         head = self._head()
+        codec = self._codec if head is None else self._codec_of(head)
         prefix = document_prefix(self._name)
         for partition in _partitions(head, self._name) if head is not None else ():
             assert head is not None
             with self._at(head, partition) as store:
                 for key, stored in store.scan(prefix, prefix[:-1] + b"\x01"):
-                    document = read_document(stored, self._codec, head.time_ms, head.watermark_ms)
+                    document = read_document(stored, codec, head.time_ms, head.watermark_ms)
                     if document:
                         yield decode_key(key[len(prefix) :]), document
 
@@ -95,12 +97,18 @@ class StateView:
     def _head(self) -> Manifest | None:
         head = self._chain.head()
         if head is not None:
-            written = head.codecs.get(self._name, self._codec.name)
-            if written != self._codec.name:
-                raise CodecMismatch(
-                    f"store {self._name!r} was written with codec {written}, this application uses {self._codec.name}"
-                )
+            self._codec_of(head)
         return head
+
+    def _codec_of(self, head: Manifest) -> Codec:
+        """The codec that the store was written with: the application's, or that of steps which keep one value per key."""
+        written = head.codecs.get(self._name, self._codec.name)
+        for codec in (self._codec, PythonCodec()):
+            if codec.name == written:
+                return codec
+        raise CodecMismatch(
+            f"store {self._name!r} was written with codec {written}, this application uses {self._codec.name}"
+        )
 
     @contextmanager
     def _at(self, head: Manifest, partition: int) -> Iterator[Store]:

@@ -1,0 +1,294 @@
+"""Changes of key: where records go, what state they see there, and what may be declared."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import State, StreamingDataFrame
+from holdfast.errors import InvalidPipeline, MissingKey, PlanMismatch
+from holdfast.log.manifest import AttemptId, Chain
+from holdfast.runtime.exchange import Inbox, Letter, LostMailError, Outcome, Parcel, Waybill, gathered
+from holdfast.runtime.job import Receipt
+from holdfast.testing import Harness, run
+
+KEYS = st.one_of(
+    st.text(),
+    st.binary(),
+    st.integers(),
+    st.booleans(),
+    st.floats(allow_nan=False),
+    st.tuples(st.text(), st.integers()),
+)
+
+
+def count(value: Any, state: State) -> Any:
+    state.set("n", state.get("n", 0) + 1)
+    return state.get("n")
+
+
+# -- state by the new key ------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(KEYS, KEYS), max_size=12), st.integers(1, 3), st.integers(1, 4))
+def test_every_record_meets_the_state_of_its_new_key(records: list[Any], partitions: int, later: int) -> None:
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        return sdf.group_by(lambda value: value, name="new", partitions=later).apply(count, stateful=True)
+
+    harness = run(build, records, partitions=partitions)
+    expected: dict[Any, int] = {}
+    for _, new in records:
+        expected[type(new), new] = expected.get((type(new), new), 0) + 1
+    found = {(type(key), key): document["n"] for key, document in harness.state("new").items()}
+    assert found == {(kind, 0.0 if new == 0 and kind is float else new): n for (kind, new), n in expected.items()}
+
+
+def test_numbers_and_texts_that_look_alike_are_different_keys() -> None:
+    values = run(
+        lambda sdf: sdf.group_by(lambda value: value, name="new").apply(count, stateful=True),
+        [(None, 1), (None, "1"), (None, True), (None, 1.0), (None, 1)],
+    ).values
+    assert values == [1, 1, 1, 1, 2]
+
+
+def test_none_is_not_a_key() -> None:
+    with pytest.raises(MissingKey) as caught:
+        run(lambda sdf: sdf.group_by("city"), [("a", {"city": None})])
+    assert "group_by" in str(caught.value.holdfast_place)  # type: ignore[attr-defined]
+
+
+def test_records_of_one_partition_keep_their_order_through_three_stages() -> None:
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        return (
+            sdf.group_by(lambda n: n % 3, name="a", partitions=2)
+            .apply(lambda n: n + 100)
+            .group_by(lambda n: n % 2, name="b", partitions=3)
+            .group_by(lambda n: 0, name="c", partitions=1)
+        )
+
+    values = run(build, range(40)).values
+    for rest in range(6):
+        mine = [n for n in values if n % 6 == rest]
+        assert mine == sorted(mine)
+    assert sorted(values) == [n + 100 for n in range(40)]
+
+
+def test_values_travel_as_they_are() -> None:
+    class Order:
+        def __init__(self, n: int) -> None:
+            self.n = n
+
+    given = [{"t": (1, 2), "s": {3}, "n": None}, {"t": (), "s": set(), "n": 2**70}]
+    seen: list[Any] = []
+    run(lambda sdf: sdf.group_by(lambda v: 1, name="k").update(seen.append).apply(str), given)
+    assert seen == given
+    orders = run(
+        lambda sdf: sdf.apply(Order).group_by(lambda order: order.n, name="n").apply(lambda order: order.n), [5]
+    )
+    assert orders.values == [5]
+
+
+def test_a_value_that_is_changed_after_it_was_sent_arrives_as_it_was() -> None:
+    def several(value: int) -> Any:
+        box: dict[str, int] = {}
+        for n in range(3):
+            box["n"] = n
+            yield box
+
+    values = run(lambda sdf: sdf.apply(several, expand=True).group_by("n").apply(lambda box: box["n"]), [0]).values
+    assert sorted(values) == [0, 1, 2]
+
+
+def test_key_timestamp_and_headers_are_those_of_the_record() -> None:
+    def show(value: Any, key: Any, timestamp: int, headers: Any) -> Any:
+        return [value, key, timestamp, headers]
+
+    values = run(lambda sdf: sdf.group_by("city").apply(show, metadata=True), [("ann", {"city": "Rome"}, 77)]).values
+    assert values == [[{"city": "Rome"}, "Rome", 77, None]]
+
+
+def test_where_a_key_goes_does_not_depend_on_the_process() -> None:
+    program = (
+        "from holdfast.state.keys import encode_key, partition_of\n"
+        "print([partition_of(encode_key(k), 7) for k in ('ann', b'x', 1, True, 1.0, ('a', 2))])"
+    )
+    root = Path(__file__).parents[2]
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("0", "1", "random")
+    }  # fmt: skip
+    assert len(runs) == 1
+
+
+def test_branches_may_change_the_key_each_in_its_way_and_be_one_commit() -> None:
+    def build(sdf: StreamingDataFrame) -> None:
+        sdf.group_by("a").apply(count, stateful=True)
+        sdf.group_by("b", partitions=3).apply(count, stateful=True)
+        sdf.apply(count, stateful=True)
+
+    harness = run(build, [("x", {"a": n % 2, "b": n % 3}) for n in range(12)], partitions=2)
+    assert {key: found["n"] for key, found in harness.state("a").items()} == {0: 6, 1: 6}
+    assert {key: found["n"] for key, found in harness.state("b").items()} == {0: 4, 1: 4, 2: 4}
+    assert {key: found["n"] for key, found in harness.state().items()} == {"x": 12}
+    head = Chain(harness.storage).head()
+    assert head is not None
+    assert [(stage.name, stage.partitions, stage.stores) for stage in head.stages] == [
+        ("source", 2, ("default",)), ("a", 2, ("a",)), ("b", 3, ("b",)),
+    ]  # fmt: skip
+
+
+def test_frames_that_are_joined_pass_the_steps_after_it_together() -> None:
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        large, small = sdf.filter(lambda n: n > 2), sdf.filter(lambda n: n <= 2).apply(lambda n: n * 10)
+        return large.concat(small).group_by(lambda n: n % 2, name="parity").apply(count, stateful=True)
+
+    harness = run(build, [1, 2, 3, 4])
+    assert sorted(harness.values) == [1, 1, 2, 3]
+    assert {key: found["n"] for key, found in harness.state("parity").items()} == {0: 3, 1: 1}
+
+
+def test_a_failure_in_a_later_stage_names_the_record_of_the_source() -> None:
+    def fail(value: dict[str, Any]) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no") as caught:
+        run(lambda sdf: sdf.group_by("city").apply(fail), [("ann", {"city": "Rome"})])
+    place = caught.value.holdfast_place  # type: ignore[attr-defined]
+    assert (place.source, place.position, place.key, place.step) == ("harness", 0, "Rome", "apply(fail)")
+
+
+def test_a_skipped_record_of_a_later_stage_leaves_its_trace_in_the_first_only() -> None:
+    def fail_at_two(value: dict[str, Any], state: State) -> int:
+        count(value, state)
+        if value["n"] == 2:
+            raise ValueError("no")
+        return int(value["n"])
+
+    harness = Harness(
+        lambda sdf: sdf.update(count, stateful=True).group_by("city").apply(fail_at_two, stateful=True),
+        on_processing_error=lambda error, record, logger: True,
+    )
+    harness.feed(*(("ann", {"city": "Rome", "n": n}) for n in (1, 2, 3)))
+    harness.run()
+    assert harness.values == [1, 3]
+    assert harness.state().get("ann") == {"n": 3}
+    assert harness.state("city").get("Rome") == {"n": 2}
+
+
+def test_stages_survive_a_restart_and_a_lost_disk() -> None:
+    harness = Harness(lambda sdf: sdf.group_by("city", partitions=3).apply(count, stateful=True), partitions=2)
+    for round_ in range(3):
+        harness.feed(*(("ann", {"city": f"c{n}"}) for n in range(5)))
+        harness.run()
+        harness.restart(lose_local=round_ == 1)
+    assert {key: found["n"] for key, found in harness.state("city").items()} == {f"c{n}": 3 for n in range(5)}
+
+
+def test_another_plan_of_stages_is_refused() -> None:
+    def two(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        return sdf.group_by("city").apply(count, stateful=True)
+
+    def other(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        return sdf.group_by("town").apply(count, stateful=True)
+
+    harness = Harness(two)
+    harness.feed(("a", {"city": "Rome", "town": "Rome"}))
+    harness.run()
+    changed = Harness(other)
+    changed.storage = harness.storage
+    with pytest.raises(PlanMismatch, match="city with 1 partitions"):
+        changed.restart()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda sdf: sdf.group_by(5), "field name or a function"),
+        (lambda sdf: sdf.group_by("a", partitions=0), "positive"),
+        (lambda sdf: sdf.group_by("a").group_by("a"), "a stage 'a' already"),
+        (lambda sdf: sdf.key_by("a"), "takes a function"),
+        (lambda sdf: sdf.concat(5), "frame of the same application"),
+        (lambda sdf: sdf.concat(sdf.group_by("a")), "join them first"),
+        (lambda sdf: sdf.apply(count, stateful=True, store="x").group_by("a").apply(count, stateful=True, store="x"), "two stores"),
+        (lambda sdf: sdf.apply(str, on_timer=lambda key, name, state: None), "needs stateful=True"),
+        (lambda sdf: sdf.map("name"), "takes a function"),
+        (lambda sdf: sdf.map("a", "b", "c"), "a name and a function"),
+        (lambda sdf: sdf.split("x", lambda v: 0, 0), "positive"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_reported_by_the_call_that_makes_it(build: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(InvalidPipeline, match=message):
+        Harness(build)
+
+
+# -- what travels between stages ----------------------------------------------------------------------------------------
+
+
+def letter(value: int) -> Letter:
+    return Letter(2, b"i1", msgspec.msgpack.encode(None), value, None, 0, value, None)
+
+
+def parcel(sender: int, number: int, attempt: str = "one") -> Parcel:
+    sent = msgspec.structs.replace(letter(10 * sender + number), value=pickle.dumps((sender, number)))
+    return Parcel(sender, AttemptId(attempt), number, False, [sent])
+
+
+def bill(sender: int, parcels: int, attempt: str = "one") -> Waybill:
+    return Waybill(sender, AttemptId(attempt), parcels, False, (), {sender: AttemptId(attempt)})
+
+
+@given(st.permutations([parcel(0, 0), parcel(0, 1), parcel(0, 2), parcel(1, 0), parcel(1, 1), bill(0, 3), bill(1, 2)]))
+def test_parcels_of_a_sender_are_taken_in_their_order(mail: list[Any]) -> None:
+    inbox = Inbox([0, 1], mail)
+    taken = [value for chunk in inbox for value in chunk.values]
+    assert [number for sender, number in taken if sender == 0] == [0, 1, 2]
+    assert [number for sender, number in taken if sender == 1] == [0, 1]
+    assert inbox.seen == {0: "one", 1: "one"}
+
+
+@pytest.mark.parametrize(
+    "mail",
+    [
+        [parcel(0, 0), bill(0, 1)],
+        [parcel(0, 0), bill(0, 2), bill(1, 0)],
+        [parcel(0, 1), bill(0, 1), bill(1, 0)],
+        [parcel(0, 0, "two"), bill(0, 1), bill(1, 0)],
+        [parcel(0, 0), bill(0, 1), bill(0, 1), bill(1, 0)],
+        [parcel(0, 0), parcel(0, 0, "two"), bill(0, 1), bill(1, 0)],
+        [bill(0, 0), bill(1, 0), bill(2, 0)],
+    ],
+    ids=["no sender", "no parcel", "no first parcel", "another attempt", "two bills", "two attempts", "a stranger"],
+)  # fmt: skip
+def test_mail_that_is_not_of_one_attempt_of_each_sender_is_lost(mail: list[Any]) -> None:
+    with pytest.raises(LostMailError):
+        list(Inbox([0, 1], mail))
+
+
+def receipt(partition: int, attempt: str) -> Receipt:
+    return Receipt(version=1, partition=partition, attempt=AttemptId(attempt), span=None)
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        [Outcome((receipt(0, "a"),), {}), Outcome((receipt(0, "b"),), {})],
+        [Outcome((receipt(0, "a"),), {0: AttemptId("a")}), Outcome((), {0: AttemptId("b")})],
+        [Outcome((receipt(0, "a"),), {}), Outcome((), {0: AttemptId("b")})],
+    ],
+)
+def test_tasks_that_saw_different_attempts_are_no_job(outcomes: list[Outcome]) -> None:
+    with pytest.raises(LostMailError):
+        gathered(outcomes)

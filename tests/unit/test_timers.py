@@ -1,0 +1,472 @@
+"""Timers, ends of values and the watermark: when they happen, to whom, and that they happen once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import Application, State, StreamingDataFrame
+from holdfast.errors import FixTheRecord, InvalidPipeline, UnsupportedKey, UnsupportedValue
+from holdfast.log.manifest import Chain, Manifest
+from holdfast.runtime import processing
+from holdfast.state import timers
+from holdfast.state.timers import TimerIndex
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing import Harness
+
+
+def set_by_value(value: dict[str, Any], key: Any, timestamp: int, headers: Any, state: State) -> list[Any]:
+    """What the record says: {"at": ms or None, "clock": …, "name": …}; None deletes."""
+    name, clock = value.get("name", "t"), value.get("clock", "event")
+    if value["at"] is None:
+        state.delete_timer(name)
+    else:
+        state.set_timer(name, value["at"], clock=clock)
+    return []
+
+
+def tell(key: Any, name: str, state: State) -> list[Any]:
+    return [[key, name]]
+
+
+def timing(sdf: StreamingDataFrame) -> StreamingDataFrame:
+    return sdf.apply(set_by_value, stateful=True, expand=True, metadata=True, on_timer=tell)
+
+
+def harness(**options: Any) -> Harness:
+    return Harness(timing, **{"watermark_delay": 0, **options})
+
+
+def head(of: Harness) -> Manifest:
+    found = Chain(of.storage).head()
+    assert found is not None
+    return found
+
+
+# -- event time ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_timer_fires_in_the_first_batch_whose_watermark_is_later() -> None:
+    h = harness()
+    h.feed(("a", {"at": 100}, 50))
+    h.run()
+    h.feed(("b", {"at": None}, 100))
+    h.run()
+    h.run()
+    assert head(h).watermark_ms == 100
+    assert h.values == [], "not at the threshold"
+    h.feed(("b", {"at": None}, 101))
+    h.run()
+    assert h.values == [], "the watermark moves between batches"
+    h.run()
+    assert h.values == [["a", "t"]]
+    h.run()
+    assert h.values == [["a", "t"]], "once"
+
+
+def test_the_delay_holds_the_watermark_back() -> None:
+    h = harness(watermark_delay=timedelta(milliseconds=30))
+    h.feed(("a", {"at": 100}, 125))
+    h.run()
+    h.run()
+    assert head(h).watermark_ms == 95
+    h.feed(("b", {"at": None}, 131))
+    h.run()
+    h.run()
+    assert head(h).watermark_ms == 101
+    assert h.values == [["a", "t"]]
+
+
+def test_the_watermark_never_goes_back_and_survives_a_restart() -> None:
+    h = harness()
+    h.feed(("a", {"at": None}, 500))
+    h.run()
+    h.feed(("a", {"at": None}, 20))
+    h.run()
+    h.restart(lose_local=True)
+    h.run()
+    assert head(h).watermark_ms == 500
+    assert head(h).event_ms == 500
+
+
+def test_without_input_the_watermark_waits_unless_told_otherwise() -> None:
+    h = harness()
+    h.feed(("a", {"at": 100}, 60))
+    h.run()
+    h.now_ms = 1_000_000
+    h.run()
+    assert head(h).watermark_ms == 60
+    idle = harness(idle_timeout=timedelta(seconds=10))
+    idle.feed(("a", {"at": 5_000}, 60))
+    idle.run()
+    idle.now_ms = 10_000
+    idle.run()
+    assert head(idle).watermark_ms == 60
+    idle.now_ms = 10_001
+    idle.run()
+    assert head(idle).watermark_ms == 10_061
+    assert idle.values == [["a", "t"]]
+
+
+def test_a_step_may_give_the_event_time() -> None:
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        return timing(sdf.set_timestamp(lambda value, key, timestamp, headers: value["time"]))
+
+    h = Harness(build, watermark_delay=0)
+    h.feed(("a", {"at": 100, "time": 10}, 5_000))
+    h.run()
+    h.run()
+    assert head(h).watermark_ms == 10, "the source's time does not count then"
+    h.feed(("b", {"at": None, "time": datetime.fromtimestamp(0.2, UTC)}, 0))
+    h.run()
+    h.run()
+    assert h.values == [["a", "t"]]
+
+
+def test_a_branch_beside_it_keeps_its_event_time() -> None:
+    def show(value: Any, key: Any, timestamp: int, headers: Any) -> int:
+        return timestamp
+
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        changed = sdf.set_timestamp(lambda value, key, timestamp, headers: timestamp + 1000)
+        return changed.apply(show, metadata=True).concat(sdf.apply(show, metadata=True))
+
+    h = Harness(build)
+    h.feed(("a", None, 7))
+    h.run()
+    assert h.values == [1007, 7]
+
+
+def test_what_is_no_time_is_an_error_of_the_record() -> None:
+    h = Harness(lambda sdf: sdf.set_timestamp(lambda value, key, timestamp, headers: "soon"))
+    h.feed(("a", 1))
+    with pytest.raises(FixTheRecord, match="int of ms or a datetime"):
+        h.run()
+
+
+# -- processing time ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_timer_by_the_wall_clock_fires_without_input() -> None:
+    h = harness()
+    h.feed(("a", {"at": 100, "clock": "processing"}))
+    h.run()
+    h.now_ms = 100
+    h.run()
+    assert h.values == []
+    h.now_ms = 101
+    h.run()
+    assert h.values == [["a", "t"]]
+
+
+def test_a_timer_of_the_past_fires_in_the_next_batch() -> None:
+    h = harness()
+    h.now_ms = 1_000
+    h.feed(("a", {"at": 5, "clock": "processing"}))
+    h.run()
+    assert h.values == []
+    assert head(h).partitions[0].due_ms == 5
+    h.run()
+    assert h.values == [["a", "t"]]
+
+
+def test_a_timer_that_sets_itself_again_fires_once_per_batch() -> None:
+    def again(key: Any, name: str, state: State) -> list[Any]:
+        state.set_timer(name, 0, clock="processing")
+        return [name]
+
+    h = Harness(
+        lambda sdf: sdf.apply(set_by_value, stateful=True, expand=True, metadata=True, on_timer=again),
+    )
+    h.now_ms = 10
+    h.feed(("a", {"at": 1, "clock": "processing"}))
+    for _ in range(4):
+        h.run()
+    assert h.values == ["t"] * 3
+
+
+# -- both ---------------------------------------------------------------------------------------------------------------------
+
+CLOCKS = pytest.mark.parametrize("clock", ["event", "processing"])
+
+
+def at(h: Harness, time: int) -> None:
+    """Both clocks."""
+    h.now_ms = time
+    h.feed(("clock", {"at": None}, time))
+    h.run()
+
+
+@CLOCKS
+def test_a_timer_can_be_moved_and_dropped(clock: str) -> None:
+    h = harness()
+    h.feed(*((key, {"at": 100, "clock": clock}) for key in "abc"))
+    at(h, 10)
+    h.feed(("a", {"at": 300, "clock": clock}), ("b", {"at": None}))
+    at(h, 200)
+    at(h, 201)
+    assert h.values == [["c", "t"]]
+    at(h, 301)
+    at(h, 302)
+    assert h.values == [["c", "t"], ["a", "t"]]
+
+
+@CLOCKS
+def test_a_key_may_have_several_timers(clock: str) -> None:
+    h = harness()
+    h.feed(*(("a", {"at": 30 - n, "clock": clock, "name": f"n{n}"}) for n in range(3)))
+    at(h, 1)
+    at(h, 30)
+    at(h, 31)
+    at(h, 32)
+    assert h.values == [["a", "n2"], ["a", "n1"], ["a", "n0"]], "in the order of their times"
+
+
+@CLOCKS
+def test_data_comes_before_timers(clock: str) -> None:
+    h = harness()
+    h.feed(("a", {"at": 100, "clock": clock}))
+    at(h, 10)
+    if clock == "event":
+        at(h, 150)  # only the batch after it has this watermark
+    h.feed(("a", {"at": 900, "clock": clock}))
+    at(h, 151)
+    at(h, 152)
+    assert h.values == [], "the record has moved the timer that would have fired in its batch"
+
+
+@CLOCKS
+def test_timers_fire_on_every_partition_and_in_every_stage(clock: str) -> None:
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        return timing(sdf.group_by("to", partitions=3))
+
+    h = Harness(build, partitions=2, watermark_delay=0)
+    h.feed(*((str(n), {"at": 100, "clock": clock, "to": f"k{n}"}) for n in range(9)))
+    h.run()
+    h.now_ms = 200
+    h.feed(("clock", {"at": None, "to": "clock"}, 200))
+    h.run()
+    h.run()
+    assert sorted(h.values) == [[f"k{n}", "t"] for n in range(9)]
+
+
+@CLOCKS
+@given(
+    st.lists(st.tuples(st.sampled_from("abcde"), st.none() | st.integers(0, 60)), max_size=30),
+    st.lists(st.integers(0, 8), min_size=1, max_size=12),
+)
+def test_timers_are_what_a_plain_list_of_them_would_be(
+    clock: str, sets: list[tuple[str, int | None]], steps: list[int]
+) -> None:
+    """Against a model: one timer per key, moved, dropped and fired at random moments, with lost disks between."""
+    h = harness(partitions=2)
+    pending: dict[str, int] = {}
+    expected: list[str] = []
+    now = 1
+    waiting = list(sets)
+    for step in steps:
+        now += step
+        h.now_ms = now
+        threshold = now if clock == "processing" else (head(h).event_ms or 0) if h.storage.objects else 0
+        for key, due in waiting[:4]:
+            h.feed((key, {"at": due, "clock": clock}, now))
+            if due is None:
+                pending.pop(key, None)
+            else:
+                pending[key] = due
+        changed = {key for key, due in waiting[:4] if due is not None}
+        del waiting[:4]
+        h.feed(("clock", {"at": None}, now))
+        h.run()
+        for key, due in sorted(pending.items()):
+            # one that was set in this very batch may fire now or in the next one
+            if due < threshold and (key not in changed or h.values.count([key, "t"]) > expected.count(key)):
+                expected.append(key)
+                del pending[key]
+        assert sorted(key for key, _ in h.values) == sorted(expected)
+        if step == 0:
+            h.restart(lose_local=True)
+
+
+def test_what_a_failing_timer_changed_is_undone_and_it_may_be_skipped() -> None:
+    def fail(key: Any, name: str, state: State) -> list[Any]:
+        state.set("touched", True)
+        raise ValueError(key)
+
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        return sdf.apply(set_by_value, stateful=True, expand=True, metadata=True, on_timer=fail)
+
+    h = Harness(build)
+    h.feed(("a", {"at": 1, "clock": "processing"}))
+    h.run()
+    h.now_ms = 5
+    with pytest.raises(ValueError, match="a") as caught:
+        h.run()
+    place = caught.value.holdfast_place  # type: ignore[attr-defined]
+    assert (place.key, place.step) == ("a", "on_timer(fail)")
+    skipping = Harness(build, on_processing_error=lambda error, record, logger: True)
+    skipping.feed(("a", {"at": 1, "clock": "processing"}))
+    skipping.run()
+    skipping.now_ms = 5
+    skipping.run()
+    skipping.run()
+    assert head(skipping).partitions[0].due_ms is None, "a timer that was skipped does not come again"
+    assert dict(skipping.state().items()) == {}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda state: state.set_timer(5, 1), UnsupportedKey, "str"),
+        (lambda state: state.set_timer("x", 1, clock="sun"), UnsupportedValue, "event"),
+        (lambda state: state.set_timer("x", "soon"), FixTheRecord, "int of ms"),
+        (lambda state: state.set_timer("x", 2**63), UnsupportedValue, "range"),
+        (lambda state: state.set("x", 1, ttl=timedelta(1), clock="sun"), UnsupportedValue, "event"),
+    ],
+)
+def test_what_is_no_timer_is_refused(call: Callable[[State], None], error: type[Exception], message: str) -> None:
+    h = Harness(
+        lambda sdf: sdf.update(lambda value, state: call(state), stateful=True).apply(
+            lambda value, state: value, stateful=True, on_timer=tell
+        ),
+        watermark_delay=0,
+    )
+    h.feed(("a", 1))
+    with pytest.raises(error, match=message):
+        h.run()
+
+
+def test_a_timer_needs_somebody_to_call_and_a_clock() -> None:
+    h = Harness(lambda sdf: sdf.update(lambda value, state: state.set_timer("x", 1), stateful=True), watermark_delay=0)
+    h.feed(("a", 1))
+    with pytest.raises(InvalidPipeline, match="on_timer="):
+        h.run()
+    h = Harness(timing)
+    h.feed(("a", {"at": 1}))
+    with pytest.raises(InvalidPipeline, match="watermark_delay="):
+        h.run()
+
+
+def test_the_options_of_the_watermark_are_checked(tmp_path: Any) -> None:
+    with pytest.raises(InvalidPipeline, match="watermark_delay"):
+        Application("app", state_dir=tmp_path, idle_timeout="1 minute")
+    with pytest.raises(InvalidPipeline, match="negative"):
+        Application("app", state_dir=tmp_path, watermark_delay=-1)
+
+
+def test_two_steps_cannot_share_the_timers_of_a_store() -> None:
+    def other(key: Any, name: str, state: State) -> None:
+        """Another one."""
+
+    with pytest.raises(InvalidPipeline, match="store of its own"):
+        Harness(lambda sdf: timing(timing(sdf).filter(lambda value, state: True, stateful=True)).apply(
+            lambda value, state: 1, stateful=True, on_timer=other
+        ))  # fmt: skip
+
+
+# -- values that end ------------------------------------------------------------------------------------------------------------
+
+
+def with_an_end(value: dict[str, Any], state: State) -> Any:
+    if "ttl" in value:
+        state.set("x", value["ttl"], ttl=timedelta(milliseconds=value["ttl"]), clock=value["clock"])
+    return state.get("x")
+
+
+def test_a_value_ends_by_event_time_for_every_later_record() -> None:
+    h = Harness(lambda sdf: sdf.apply(with_an_end, stateful=True), watermark_delay=1000)
+    h.feed(("a", {"ttl": 50, "clock": "event"}, 100), ("a", {}, 149), ("a", {}, 150), ("a", {}, 120))
+    h.run()
+    assert h.values == [50, 50, None, 50]
+
+
+@CLOCKS
+def test_a_value_that_has_ended_is_removed_by_itself(clock: str) -> None:
+    h = Harness(lambda sdf: sdf.apply(with_an_end, stateful=True), watermark_delay=0)
+    h.feed(("a", {"ttl": 50, "clock": clock}, 1), ("b", {}, 1))
+    h.run()
+    assert head(h).partitions[0].keys == 1
+    h.now_ms = 200
+    h.feed(("c", {}, 200))
+    h.run()
+    h.run()
+    assert h.state().get("a") is None
+    assert head(h).partitions[0].keys == 0
+    assert (head(h).partitions[0].due_ms, head(h).partitions[0].event_due_ms) == (None, None)
+
+
+def test_the_index_is_empty_when_nothing_is_due_any_more() -> None:
+    h = harness()
+    h.feed(*((f"k{n}", {"at": n, "clock": "processing"}) for n in range(50)))
+    h.run()
+    h.now_ms = 100
+    h.run()
+    assert len(h.values) == 50
+    h.run()
+    (store,) = h._stores.stores.values()
+    assert list(store.scan(b"t", b"u")) == []
+
+
+# -- the index ------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_due_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    h = harness()
+    h.feed(*((f"k{n}", {"at": 10_000 + n, "clock": "processing"}) for n in range(3_000)))
+    h.run()
+    looked: list[int] = []
+    scan = MemoryStore.scan
+
+    def counted(self: MemoryStore, start: bytes, end: bytes | None) -> Any:
+        for entry in scan(self, start, end):
+            looked.append(1)
+            yield entry
+
+    monkeypatch.setattr(MemoryStore, "scan", counted)
+    h.now_ms = 50
+    h.run()
+    assert h.values == []
+    assert len(looked) <= 4
+    assert head(h).partitions[0].due_ms == 10_000
+
+
+def test_times_are_in_order_also_before_1970() -> None:
+    index = TimerIndex(MemoryStore(), "s")
+    for due in (5, -5, 0, -(2**40), 2**40):
+        index.move(b"k%d" % due, None, [due, None])
+    keys = [key for key, _ in index.changes()]
+    assert [index._place("processing", key).due for key in keys] == [-(2**40), -5, 0, 5, 2**40]
+
+
+def test_an_early_answer_is_good_enough_among_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers, "LOOK", 10)
+    h = harness()
+    h.feed(*((f"k{n}", {"at": 100 + n, "clock": "processing"}) for n in range(50)))
+    h.run()
+    h.feed(*((f"k{n}", {"at": 1000 + n, "clock": "processing"}) for n in range(50)))
+    h.run()
+    due = head(h).partitions[0].due_ms
+    assert due is not None and due <= 1000
+    h.now_ms = 999
+    h.run()
+    assert h.values == []
+    h.now_ms = 5_000
+    h.run()
+    assert len(h.values) == 50
+
+
+def test_timers_survive_a_batch_that_needs_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processing, "SPILL_AFTER", 3)
+    h = harness()
+    h.feed(*((f"k{n}", {"at": 100 + n, "clock": "processing"}) for n in range(20)))
+    h.run()
+    h.feed(*((f"k{n}", {"at": None}) for n in range(10)))
+    h.run()
+    h.now_ms = 1_000
+    h.run()
+    assert sorted(h.values) == sorted([f"k{n}", "t"] for n in range(10, 20))
