@@ -119,8 +119,8 @@ class StreamingDataFrame:
         partitions
             State partitions of that stage; by default as many as the first one has.
 
-        Guaranteed: records of one key that come from one partition keep their order. 1, "1", True and 1.0 are different keys;
-        None is an error of its record.
+        Guaranteed: records of one key that come from one partition keep their order; of an iterable, all records of a key do.
+        1, "1", True and 1.0 are different keys; None is an error of its record.
 
         >>> from holdfast.testing import run
         >>> def count(order, state):

@@ -104,6 +104,11 @@ class Program(msgspec.Struct, frozen=True):
         return self.stages[0].partitions
 
     @property
+    def in_order(self) -> bool:
+        """Whether positions of the source order all of its records, not only those of a partition."""
+        return getattr(self.source, "is_ordered", False)
+
+    @property
     def all_partitions(self) -> int:
         return sum(stage.partitions for stage in self.stages)
 

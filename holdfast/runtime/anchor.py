@@ -188,7 +188,8 @@ def _mail_task(work: _Work, job: Job, level: int) -> Callable[[int, Iterable[Any
     def task(index: int, mail: Iterable[tuple[int, Mail | None]]) -> Iterator[Any]:
         program, storage, stores = work.open()
         partition = program.levels[level][index]
-        inbox = Inbox(program.levels[level - 1], (item for _, item in mail if item is not None))
+        sent = (item for _, item in mail if item is not None)
+        inbox = Inbox(program.levels[level - 1], sent, in_order=program.in_order)
         yield from _addressed(program, partition, run_task(program, job, partition, inbox, storage, stores))
 
     return task

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from holdfast.pickling import dumps
 from holdfast.plan.program import Program
 from holdfast.plan.record import Chunk, Headers
 from holdfast.runtime.job import Receipt
+from holdfast.sources.base import CHUNK
 from holdfast.state.keys import decode_key
 
 
@@ -74,17 +76,32 @@ Mail = Parcel | Waybill
 
 
 class Inbox:
-    """What one task receives: an iterator of chunks, and then who sent them."""
+    """What one task receives: an iterator of chunks, and then who sent them.
 
-    def __init__(self, senders: Iterable[int], mail: Iterable[Mail]) -> None:
+    With `in_order` the records of all senders are taken in the order that they had in the source.
+    """
+
+    def __init__(self, senders: Iterable[int], mail: Iterable[Mail], *, in_order: bool = False) -> None:
         self._senders = set(senders)
         self._mail = mail
+        self._in_order = in_order
         self.receipts: list[Receipt] = []
         self.seen: dict[int, AttemptId] = {}
         self.failed = False
         """A sender has failed, so what came is not worth processing."""
 
     def __iter__(self) -> Iterator[Chunk]:
+        if not self._in_order:
+            for parcel in self._parcels():
+                yield _chunk(parcel.letters, is_quiet=parcel.is_quiet)
+            return
+        letters = [letter for parcel in self._parcels() for letter in parcel.letters]
+        letters.sort(key=attrgetter("position"))
+        for start in range(0, len(letters), CHUNK):
+            yield _chunk(letters[start : start + CHUNK], is_quiet=False)
+
+    def _parcels(self) -> Iterator[Parcel]:
+        """Those of one sender in the order in which they were sent."""
         taken: dict[tuple[int, AttemptId], int] = {}
         early: dict[tuple[int, AttemptId, int], Parcel] = {}
         bills: list[Waybill] = []
@@ -96,7 +113,7 @@ class Inbox:
             sender = (item.sender, item.attempt)
             while (parcel := early.pop((*sender, taken.get(sender, 0)), None)) is not None:
                 taken[sender] = parcel.number + 1
-                yield _chunk(parcel)
+                yield parcel
         self._check(bills, taken)
 
     def _check(self, bills: list[Waybill], taken: dict[tuple[int, AttemptId], int]) -> None:
@@ -112,8 +129,7 @@ class Inbox:
                     raise LostMailError(f"partition {partition} was computed twice")
 
 
-def _chunk(parcel: Parcel) -> Chunk:
-    letters = parcel.letters
+def _chunk(letters: list[Letter], *, is_quiet: bool) -> Chunk:
     return Chunk(
         keys=[decode_key(letter.route) for letter in letters],
         values=[pickle.loads(letter.value) for letter in letters],
@@ -123,7 +139,7 @@ def _chunk(parcel: Parcel) -> Chunk:
         headers=[letter.headers for letter in letters],
         partitions=[letter.partition for letter in letters],
         raw=[_Raw(letter.raw) for letter in letters] if letters[0].raw is not None else None,  # type: ignore[arg-type]
-        is_quiet=parcel.is_quiet,
+        is_quiet=is_quiet,
     )
 
 

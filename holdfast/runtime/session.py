@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from holdfast.errors import FixTheProgram, MendTheMachine, MissingSettings
 from holdfast.runtime.jvm import gateway_runs, is_local, keeping_the_interrupt_handler, start_jvm
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("holdfast")
@@ -78,8 +80,9 @@ def build_session(
 
     With `only_plans` it is tuned for a JVM through which no rows go, as with sources whose ranges tasks read themselves.
     `master` is every core of this machine unless given; a local master repeats no failed task. `extra` settings win
-    over Holdfast's. One JVM serves a process for its whole life: after `spark.stop()` a second call starts a new
-    session in the same JVM, whose memory and flags stay as they are. The handler of SIGINT stays the caller's.
+    over Holdfast's. Applications of one process that ask for the same share a session. One JVM serves a process for its
+    whole life: after `spark.stop()` a second call starts a new session in the same JVM, whose memory and flags stay as
+    they are. The handler of SIGINT stays the caller's.
     """
     master = master or f"local[{os.cpu_count() or 1}]"
     settings = {**settings_for(app_name, master, ui, warehouse), **extra}
@@ -92,7 +95,7 @@ def build_session(
     from pyspark.sql import SparkSession
 
     if SparkContext._active_spark_context is not None:
-        raise FixTheProgram("a Spark session already runs in this process: pass it to Holdfast, or stop it first")
+        return _known_session(settings)
     if jvm is not None:
         try:
             jvm.connect()
@@ -102,7 +105,32 @@ def build_session(
             start_jvm(master, settings, only_plans=only_plans).connect()  # it may have been the archive
     with keeping_the_interrupt_handler():
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-        return SparkSession.builder.config(conf=conf).getOrCreate()
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
+    _started[session.sparkContext] = settings
+    return session
+
+
+_started: weakref.WeakKeyDictionary[SparkContext, dict[str, str]] = weakref.WeakKeyDictionary()
+"""The contexts that were started here, and with what."""
+
+
+def _known_session(settings: dict[str, str]) -> SparkSession:
+    """The session that runs in this process, if it was started here for an application that asked for the same."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    context = SparkContext._active_spark_context
+    known = _started.get(context) if context is not None else None
+    session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    if known is None or session is None:
+        raise FixTheProgram("a Spark session already runs in this process: pass it to Holdfast, or stop it first")
+    own = ("spark.app.name", "spark.sql.warehouse.dir")
+    other = {name for name in known.keys() | settings.keys() if known.get(name) != settings.get(name)}.difference(own)
+    if other:
+        raise FixTheProgram(
+            f"a Spark session with other settings already runs in this process ({', '.join(sorted(other))}): stop it first"
+        )
+    return session
 
 
 def check_session(spark: SparkSession) -> None:

@@ -25,6 +25,8 @@ class IterableSource:
     """See `Application.from_iterable`."""
 
     kind = "iterable"
+    is_ordered = True
+    """Positions order all records: they keep that order per key, also where the key changes."""
 
     def __init__(
         self,

@@ -89,5 +89,5 @@ class LocalRunner:
             assert job.span is not None
             chunks = program.source.read(partition, program.partitions, job.span)
         else:
-            chunks = Inbox(program.levels[level - 1], mail)
+            chunks = Inbox(program.levels[level - 1], mail, in_order=program.in_order)
         return run_task(program, job, partition, chunks, self.storage, self.stores)

@@ -1,4 +1,4 @@
-"""Twenty SIGKILLs at random moments of one long job, which is exact all the same.
+"""Twenty SIGKILLs at random moments of one long job, which is exact all the same; and some of one with three stages.
 
 Most hit the driver, some the JVM or a Python worker; some while the program starts, most while it works.
 """
@@ -14,19 +14,37 @@ from pathlib import Path
 import pytest
 from life import Life, commits, run_to_end
 from program import BATCH
-from truth import check_exact, taken
+from truth import check_exact, check_stages_exact, taken
 
 KILLS = 20
 VICTIMS = {"driver": 14, "jvm": 3, "worker": 3}
+STAGES_KILLS = 8
+STAGES_VICTIMS = {"driver": 6, "worker": 2}
 
 
 @pytest.mark.timeout(900)
 def test_twenty_kills_at_random_moments_leave_no_trace(tmp_path: Path, choice: random.Random) -> None:
-    victims = [victim for victim, times in VICTIMS.items() for _ in range(times)]
+    assert kill_at_random(tmp_path, choice, VICTIMS) == KILLS
+    count = taken(tmp_path) + 3 * BATCH
+    run_to_end(tmp_path, "--orders", count)
+    check_exact(tmp_path, count)
+
+
+@pytest.mark.timeout(600)
+def test_eight_kills_at_random_moments_of_three_stages_leave_no_trace(tmp_path: Path, choice: random.Random) -> None:
+    assert kill_at_random(tmp_path, choice, STAGES_VICTIMS, "--stages") == STAGES_KILLS
+    count = taken(tmp_path) + 3 * BATCH
+    assert count > 3 * BATCH, "every life ended before it had committed anything"
+    run_to_end(tmp_path, "--stages", "--orders", count)
+    check_stages_exact(tmp_path, count)
+
+
+def kill_at_random(home: Path, choice: random.Random, times: dict[str, int], *arguments: str) -> int:
+    """A life after the other, each killed; how many were."""
+    victims = [victim for victim, count in times.items() for _ in range(count)]
     choice.shuffle(victims)
-    assert len(victims) == KILLS
     for victim in victims:
-        with Life(tmp_path, "--orders", 10**9) as life:
+        with Life(home, *arguments, "--orders", 10**9) as life:
             if victim == "driver" and choice.random() < 0.4:
                 pause(choice, 4.0)  # from the start of the process
             else:
@@ -41,10 +59,8 @@ def test_twenty_kills_at_random_moments_leave_no_trace(tmp_path: Path, choice: r
                 kill(life, "pyspark.daemon")
                 life.wait_for_commits(2)  # it goes on by itself
                 life.kill()
-        print(f"{victim} killed after {commits(tmp_path)} commits")
-    count = taken(tmp_path) + 3 * BATCH
-    run_to_end(tmp_path, "--orders", count)
-    check_exact(tmp_path, count)
+        print(f"{victim} killed after {commits(home)} commits")
+    return len(victims)
 
 
 def pause(choice: random.Random, most: float) -> None:

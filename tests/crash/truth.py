@@ -6,6 +6,7 @@ Everything is read without Spark: the state from the log, the table from its par
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 
 import msgspec
 import pyarrow.parquet as pq
-from program import BATCH, NAME, application, orders, table
+from program import BATCH, CITIES, NAME, RESTS, application, counts, orders, rest, table, with_city
 
 from holdfast.log.manifest import Chain, Manifest
 from holdfast.log.storage import LocalStorage
+from holdfast.sinks.table import table_id
 
 
 def check_exact(home: Path, count: int) -> None:
@@ -28,6 +30,35 @@ def check_exact(home: Path, count: int) -> None:
     assert sum(commit.rows_in for manifest in manifests for commit in manifest.partitions) == count
     assert sum(commit.rows_out for manifest in manifests for commit in manifest.partitions) == count
     assert sum(commit.keys for commit in manifests[-1].partitions) == len(totals)
+
+
+def check_stages_exact(home: Path, count: int) -> None:
+    """The same for the program with three stages, whose timers have all fired: each once, in the batch after its order."""
+    totals, rows = fold(count)
+    cities: dict[str, dict[str, int]] = {}
+    for order in map(with_city, rows):
+        city = cities.setdefault(order["city"], {"sum": 0})
+        city["sum"] += order["amount"]
+        city[order["user"]] = order["n"]
+    rests = Counter(map(rest, rows))
+    app = application(home)
+    assert state(home) == totals
+    assert dict(app.state("city").items()) == cities  # and nothing that has ended
+    assert {key: document["count"] for key, document in app.state("rest").items()} == rests
+
+    assert sorted(table_rows(home), key=lambda row: row["n"]) == rows
+    taken_in = {row["n"]: version for version, some in versions(home, table(home)).items() for row in some}
+    fired = [(row, version) for version, some in versions(home, counts(home)).items() for row in some]
+    assert Counter(row["n"] for row, _ in fired) == Counter(range(count)), "a timer has fired twice or not at all"
+    assert all(version == taken_in[row["n"]] + 1 for row, version in fired), "a timer has fired in another batch"
+    assert all(row["city"] == with_city(row)["city"] for row, _ in fired)
+    numbered = Counter((rest(row), row["number"]) for row, _ in fired)
+    assert numbered == Counter((key, number + 1) for key, times in rests.items() for number in range(times))
+
+    manifests = chain(home)
+    assert sum(commit.rows_in for manifest in manifests for commit in manifest.partitions) == count
+    assert sum(commit.rows_out for manifest in manifests for commit in manifest.partitions) == 2 * count
+    assert sum(commit.keys for commit in manifests[-1].partitions) == len(totals) + CITIES + RESTS
 
 
 def fold(count: int, since: int = 0) -> tuple[dict[str, int], list[dict[str, Any]]]:
@@ -56,23 +87,26 @@ def state(home: Path) -> dict[str, int]:
 
 
 def table_rows(home: Path) -> list[dict[str, Any]]:
+    return [row for rows in versions(home, table(home)).values() for row in rows]
+
+
+def versions(home: Path, path: Path) -> dict[int, list[dict[str, Any]]]:
     """The rows of every version; each version has those that its manifest counts, and no version is on its way."""
-    rows: list[dict[str, Any]] = []
+    rows: dict[int, list[dict[str, Any]]] = {}
     for manifest in chain(home):
-        version = table(home) / f"holdfast_version={manifest.version}"
+        version = path / f"holdfast_version={manifest.version}"
         found = [row for file in sorted(version.glob("*.parquet")) for row in pq.ParquetFile(file).read().to_pylist()]
-        assert len(found) == sum(commit.rows_out for commit in manifest.partitions), version
-        rows += found
-    expected = {
-        "_holdfast.json",
-        *(f"holdfast_version={manifest.version}" for manifest in chain(home) if emitted(manifest)),
-    }
-    assert {path.name for path in table(home).iterdir()} == expected
+        assert len(found) == emitted(manifest, path), version
+        if found:
+            rows[manifest.version] = found
+    assert {path.name for path in path.iterdir()} == {"_holdfast.json", *(f"holdfast_version={v}" for v in rows)}
     return rows
 
 
-def emitted(manifest: Manifest) -> bool:
-    return any(commit.outboxes for commit in manifest.partitions)
+def emitted(manifest: Manifest, path: Path) -> int:
+    """How many rows a version has for a table."""
+    sink = table_id(str(path))
+    return sum(commit.outboxes[sink].rows for commit in manifest.partitions if sink in commit.outboxes)
 
 
 def chain(home: Path) -> list[Manifest]:

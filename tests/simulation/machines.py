@@ -170,7 +170,7 @@ class Executors:
         if level > 0:
             mixed = list(mail)
             world.random.shuffle(mixed)
-            chunks: Any = Inbox(world.program.levels[level - 1], mixed)
+            chunks: Any = Inbox(world.program.levels[level - 1], mixed, in_order=world.program.in_order)
         elif job.span is None:
             chunks = [] if rows is None else [source.chunk(rows, partition)]
         else:
