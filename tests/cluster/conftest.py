@@ -15,6 +15,7 @@ import pyspark
 import pytest
 
 HOME = Path(pyspark.__file__).parent
+HERE = Path(__file__).parent
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
 
@@ -30,10 +31,25 @@ class Cluster:
     def url(self) -> str:
         return f"spark://127.0.0.1:{self._port}"
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """Of an application that takes all workers; its tasks can import what lies beside this file."""
+        return {
+            "spark.master": self.url,
+            "spark.executor.memory": "512m",
+            "spark.executor.cores": "2",
+            "spark.executorEnv.PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        }
+
     def start(self) -> None:
         self._spawn("127.0.0.1", "master.Master", "--port", str(self._port))
         await_line(self._log("127.0.0.1"), "I have been elected leader", 60)
-        for host in HOSTS:
+
+    def mend(self) -> None:
+        """Start the workers that are not there: all of them at first, and later those that a test has killed."""
+        missing = [host for host in HOSTS if host not in self._processes]
+        for host in missing:
             self._spawn(
                 host,
                 "worker.Worker",
@@ -45,7 +61,7 @@ class Cluster:
                 str(self._directory / host),
                 self.url,
             )
-        for host in HOSTS:
+        for host in missing:
             await_line(self._log(host), "Successfully registered with master", 60)
 
     def kill(self, host: str) -> None:
@@ -95,12 +111,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    (tmp_path / "cluster").mkdir()
-    cluster = Cluster(tmp_path / "cluster")
+@pytest.fixture(scope="session")
+def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
         cluster.start()
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def cluster(one_cluster: Cluster) -> Cluster:
+    """The cluster that all tests share, with all its workers."""
+    one_cluster.mend()
+    return one_cluster

@@ -41,17 +41,13 @@ def test_partitions_stay_put_and_only_those_of_a_killed_worker_move(cluster: Clu
         state_dir=tmp_path / "state",
         partitions=PARTITIONS,
         max_batch_rows=ROWS // BATCHES,
-        spark_config={
-            "spark.master": cluster.url,
-            "spark.executor.memory": "512m",
-            "spark.executor.cores": "2",
-            "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
-            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        },
+        spark_config=cluster.settings,
     )
     app.dataframe(app.from_iterable(orders, key="user")).apply(total, stateful=True).inspect(look)
-    app.run()
-    app.spark.stop()
+    try:
+        app.run()
+    finally:
+        app.spark.stop()
 
     assert killed, "no worker was killed"
     before = places([row for row in seen if row["n"] < ROWS * KILL_AFTER // BATCHES])

@@ -25,8 +25,8 @@ from holdfast import Application, State, StreamingDataFrame
 NAME = "orders"
 SCHEMA = "n bigint, user string, amount bigint"
 USERS = 23
-CITIES = 5
-RESTS = 4
+CITIES = 10
+RESTS = 8
 BATCH = 50
 
 
@@ -77,7 +77,7 @@ def add_up(order: dict[str, Any], key: str, timestamp: int, headers: Any, state:
     state.set("sum", state.get("sum", 0) + order["amount"])
     state.set(order["user"], order["n"], ttl=timedelta(days=1))
     state.set("passing", timestamp, ttl=timedelta(milliseconds=1))
-    state.set_timer(str(order["n"]), 0, clock="processing")  # due at once: it fires in the next batch
+    state.set_timer(str(order["n"]), timestamp, clock="processing")  # it fires in the next batch
     return []
 
 

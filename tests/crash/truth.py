@@ -59,6 +59,7 @@ def check_stages_exact(home: Path, count: int) -> None:
     assert sum(commit.rows_in for manifest in manifests for commit in manifest.partitions) == count
     assert sum(commit.rows_out for manifest in manifests for commit in manifest.partitions) == 2 * count
     assert sum(commit.keys for commit in manifests[-1].partitions) == len(totals) + CITIES + RESTS
+    assert all(commit.keys for commit in manifests[-1].partitions), "a partition had nothing to do"
 
 
 def fold(count: int, since: int = 0) -> tuple[dict[str, int], list[dict[str, Any]]]:
