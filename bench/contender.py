@@ -28,6 +28,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=10, help="batches, for iterables")
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--fill", type=int, default=0, help="keys that the store is filled with first")
+    parser.add_argument("--waiting", type=int, default=0, help="more keys, which no batch touches")
+    parser.add_argument("--timers", action="store_true", help="each of those has a timer")
+    parser.add_argument("--stages", type=int, default=1, help="by how many keys there is a total")
     options = parser.parse_args()
     commits = CONTENDERS[options.name](options)
     times = sorted((int(path.stem), path.stat().st_mtime_ns) for path in commits.iterdir() if path.stem.isdigit())
@@ -41,7 +44,26 @@ def main() -> None:
 def running_total(value: dict[str, Any], state: Any) -> dict[str, Any]:
     total = state.get("total", 0) + value["amount"]
     state.set("total", total)
-    return {"user": value["user"], "total": total}
+    return {"user": value["user"], "total": total, "amount": value["amount"]}
+
+
+def another_key(value: dict[str, Any]) -> str:
+    return str(value["user"][::-1])
+
+
+def wait(value: dict[str, Any], state: Any) -> None:
+    """Of those that no batch touches."""
+    state.set("total", 1)
+    if value["timer"]:
+        state.set_timer("later", 2**50 + value["amount"], clock="processing")
+
+
+def total_or_wait(value: dict[str, Any], state: Any) -> Any:
+    return wait(value, state) if "timer" in value else running_total(value, state)
+
+
+def never(key: str, name: str, state: Any) -> None:
+    raise AssertionError("a timer has fired")
 
 
 def holdfast_files(options: argparse.Namespace) -> Path:
@@ -49,7 +71,9 @@ def holdfast_files(options: argparse.Namespace) -> Path:
 
     app = Application("bench", state_dir=options.work, partitions=2, loglevel="WARNING")
     source = app.from_files(options.input, format="parquet", schema=SCHEMA, key="user", files_per_batch=1)
-    app.dataframe(source).apply(running_total, stateful=True)
+    frame = app.dataframe(source).apply(running_total, stateful=True)
+    for stage in range(1, options.stages):
+        frame = frame.group_by(another_key, name=f"stage-{stage}").apply(running_total, stateful=True)
     app.run(available_now=True)
     return options.work / "bench" / "checkpoint" / "commits"
 
@@ -57,18 +81,24 @@ def holdfast_files(options: argparse.Namespace) -> Path:
 def holdfast_iterable(options: argparse.Namespace) -> Path:
     from holdfast import Application
 
-    rows, keys, fill = options.rows, options.keys, options.fill
-    total = fill + rows * options.batches
+    rows, keys, fill, waiting = options.rows, options.keys, options.fill, options.waiting
+    total = fill + waiting + rows * options.batches
 
     def orders() -> Iterator[dict[str, Any]]:
         chance = random.Random(1).random
         for n in range(fill):
             yield {"user": f"user{n}", "amount": 1}
-        for n in range(total - fill):
+        for n in range(waiting):
+            yield {"user": f"waiting{n}", "amount": n, "timer": options.timers}
+        for n in range(rows * options.batches):
             yield {"user": f"user{int(chance() * keys)}", "amount": n}
 
     app = Application("bench", state_dir=options.work, partitions=2, max_batch_rows=rows, loglevel="WARNING")
-    app.dataframe(app.from_iterable(orders, key="user")).apply(running_total, stateful=True)
+    frame = app.dataframe(app.from_iterable(orders, key="user"))
+    if waiting:
+        frame.apply(total_or_wait, stateful=True, on_timer=never)
+    else:
+        frame.apply(running_total, stateful=True)
     app.run(count=total)  # or a last, empty batch would find out that there is no more
     return options.work / "bench" / "checkpoint" / "commits"
 

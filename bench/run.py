@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import group_state
 import kafka
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -121,11 +122,38 @@ def batch_floor(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     return [("batch of 2,000 rows, median ms", f"{median:.0f}", "<= 250", median <= 250)]
 
 
+def second_stage(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+    """What a total by a second key costs, which every record is shuffled for."""
+    seconds: dict[str, list[float]] = {"1": [], "2": []}
+    for _ in range(2):
+        for stages, found in seconds.items():
+            found += contend("holdfast-files", parquet(12), "--stages", stages)[WARM_UP:]
+    one, two = (statistics.median(found) for found in seconds.values())
+    results["stages"] = {stages: ROWS / statistics.median(found) for stages, found in seconds.items()}
+    return [("time of two keyed stages / of one", f"{two / one:.2f}", "<= 1.8", two <= 1.8 * one)]
+
+
+def pending_timers(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+    """What a million timers cost that are not due, beside a million keys without them."""
+    seconds: dict[str, list[float]] = {"": [], "--timers": []}
+    for _ in range(2):
+        for option, found in seconds.items():
+            options = ("--waiting", "1000000", "--batches", "20", "--rows", "100000", *([option] if option else []))
+            found += contend("holdfast-iterable", OUT, *options)[-14:]
+    without, with_timers = (statistics.median(found) for found in seconds.values())
+    slower = with_timers / without
+    results["pending_timers"] = {"without": without, "with a million": with_timers}
+    return [("time of a batch with 1,000,000 pending timers / without", f"{slower:.2f}", "<= 1.1", slower <= 1.1)]
+
+
 SECTIONS = {
     "against-spark": against_spark,
     "batch-floor": batch_floor,
     "many-keys": many_keys,
     "endurance": endurance,
+    "second-stage": second_stage,
+    "pending-timers": pending_timers,
+    **group_state.SECTIONS,
     **kafka.SECTIONS,
 }
 

@@ -5,6 +5,7 @@
     outbox/<version>-<partition>-<sink>-<attempt>.arrow   what it emitted for one sink
     delivered/<version>.json                        every target has the output of this version
     spark/                                          Spark's own checkpoint of the streaming query
+    initial/                                        the state that groups began with, as rows
 
 Names sort by version. Attempt ids are random, so two attempts never write the same name.
 """
@@ -20,6 +21,7 @@ DELTAS = "deltas/"
 OUTBOX = "outbox/"
 DELIVERED = "delivered/"
 SPARK = "spark"
+INITIAL = "initial"
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 

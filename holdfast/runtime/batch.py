@@ -18,6 +18,7 @@ Plain Python over two ports, a task runner and storage; it knows neither Spark n
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
@@ -160,6 +161,8 @@ class Driver:
         self._ranged = hasattr(program.source, "propose")
         self._recipes: tuple[Recipe, ...] = ()
         self.head: Manifest
+        self.commit_seconds = 0.0
+        """How long the last commit took, for people."""
 
     def start(self) -> Manifest:
         """Take up the checkpoint where it stands, or begin one; deliver what a crash left undelivered."""
@@ -200,7 +203,9 @@ class Driver:
         receipts = self._run(job, proposal.rows)  # 2, 3
         manifest = self._manifest(job, proposal, receipts)
         reach("commit.begin", version)
+        began = time.monotonic()
         manifest = self._chain.commit(manifest)  # 4
+        self.commit_seconds = time.monotonic() - began
         reach("commit.done", version)
         self._take(manifest)
         self._deliver(manifest)  # 5

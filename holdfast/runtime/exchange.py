@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -30,27 +29,62 @@ class LostMailError(Exception):
     """What a task received is not what one attempt of each sender sent; or tasks saw different attempts of one."""
 
 
-class Letter(msgspec.Struct):
-    """A record on its way."""
+class Letters(msgspec.Struct):
+    """Records on their way to one partition, column by column, in their order."""
 
-    target: int
-    route: bytes
-    value: bytes
-    timestamp: int
-    headers: Headers | None
-    partition: int
-    position: int
-    raw: tuple[bytes | None, bytes | None] | None
+    routes: list[bytes] = []
+    values: list[bytes] = []
+    """Each by itself, as `packed` made it: what a function does to a value that it has sent changes nothing."""
+    timestamps: list[int] = []
+    headers: list[Headers | None] = []
+    partitions: list[int] = []
+    """Of the source."""
+    positions: list[int] = []
+    raw: list[tuple[bytes | None, bytes | None] | None] = []
+    """As the records came, where failed ones are kept."""
+
+    def drop_last(self) -> None:
+        for column in (self.routes, self.values, self.timestamps, self.headers, self.partitions, self.positions):
+            column.pop()
+        self.raw.pop()
+
+    def chunks(self, order: list[int], *, is_quiet: bool) -> Iterator[Chunk]:
+        """The records with these indices."""
+        for start in range(0, len(order), CHUNK):
+            some = order[start : start + CHUNK]
+            routes = [self.routes[index] for index in some]
+            values = self.values
+            raws = [self.raw[index] for index in some]
+            yield Chunk(
+                keys=list(map(decode_key, routes)),
+                values=[pickle.loads(values[index]) for index in some],
+                timestamps=[self.timestamps[index] for index in some],
+                positions=[self.positions[index] for index in some],
+                routes=list(routes),
+                headers=[self.headers[index] for index in some],
+                partitions=[self.partitions[index] for index in some],
+                raw=[_Raw(raw) for raw in raws if raw is not None] if raws[0] is not None else None,
+                is_quiet=is_quiet,
+            )
+
+    def add(self, others: Letters) -> None:
+        self.routes += others.routes
+        self.values += others.values
+        self.timestamps += others.timestamps
+        self.headers += others.headers
+        self.partitions += others.partitions
+        self.positions += others.positions
+        self.raw += others.raw
 
 
 class Parcel(msgspec.Struct, frozen=True):
-    """Records of one chunk for one partition, in their order."""
+    """Records of one chunk for one partition."""
 
     sender: int
     attempt: AttemptId
     number: int
     is_quiet: bool
-    letters: list[Letter]
+    letters: Letters
 
 
 class Waybill(msgspec.Struct, frozen=True):
@@ -93,12 +127,15 @@ class Inbox:
     def __iter__(self) -> Iterator[Chunk]:
         if not self._in_order:
             for parcel in self._parcels():
-                yield _chunk(parcel.letters, is_quiet=parcel.is_quiet)
+                letters = parcel.letters
+                yield from letters.chunks(list(range(len(letters.routes))), is_quiet=parcel.is_quiet)
             return
-        letters = [letter for parcel in self._parcels() for letter in parcel.letters]
-        letters.sort(key=attrgetter("position"))
-        for start in range(0, len(letters), CHUNK):
-            yield _chunk(letters[start : start + CHUNK], is_quiet=False)
+        everything = Letters()
+        for parcel in self._parcels():
+            everything.add(parcel.letters)
+        positions = everything.positions
+        order = sorted(range(len(positions)), key=positions.__getitem__)
+        yield from everything.chunks(order, is_quiet=False)
 
     def _parcels(self) -> Iterator[Parcel]:
         """Those of one sender in the order in which they were sent."""
@@ -129,20 +166,6 @@ class Inbox:
                     raise LostMailError(f"partition {partition} was computed twice")
 
 
-def _chunk(letters: list[Letter], *, is_quiet: bool) -> Chunk:
-    return Chunk(
-        keys=[decode_key(letter.route) for letter in letters],
-        values=[pickle.loads(letter.value) for letter in letters],
-        timestamps=[letter.timestamp for letter in letters],
-        positions=[letter.position for letter in letters],
-        routes=[letter.route for letter in letters],
-        headers=[letter.headers for letter in letters],
-        partitions=[letter.partition for letter in letters],
-        raw=[_Raw(letter.raw) for letter in letters] if letters[0].raw is not None else None,  # type: ignore[arg-type]
-        is_quiet=is_quiet,
-    )
-
-
 class _Raw:
     """A record as it came, from the stage that read it."""
 
@@ -162,18 +185,6 @@ def packed(value: Any) -> bytes:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
         return dumps(value)  # knows instances of classes that pickle cannot name
-
-
-def parcels_of(
-    letters: list[Letter], sender: int, attempt: AttemptId, is_quiet: bool, sent: dict[int, list[Parcel]]
-) -> None:
-    """Add the letters of one chunk to what was sent, by target."""
-    by_target: dict[int, list[Letter]] = {}
-    for letter in letters:
-        by_target.setdefault(letter.target, []).append(letter)
-    for target, some in by_target.items():
-        parcels = sent.setdefault(target, [])
-        parcels.append(Parcel(sender, attempt, len(parcels), is_quiet, some))
 
 
 def mailed(

@@ -23,7 +23,7 @@ from holdfast.plan.record import Chunk, Headers, Place, Raw, Record, shown_key
 from holdfast.plan.schema import to_ddl
 from holdfast.plan.sinks import Encoder, Sink
 from holdfast.plan.steps import Ending, Fire, compiled
-from holdfast.runtime.exchange import Letter, Parcel, packed, parcels_of
+from holdfast.runtime.exchange import Letters, Parcel, packed
 from holdfast.runtime.job import Job, Receipt
 from holdfast.state.cell import Clock
 from holdfast.state.documents import Documents, State, rollback
@@ -67,7 +67,10 @@ class Processing:
         self._partition = partition
         self._attempt = attempt
         self._undo: list[Any] = []
-        self._letters: list[Letter] = []
+        self._letters: dict[int, Letters] = {}
+        """By target: what some records have sent."""
+        self._posted: list[Letters] = []
+        """Where the current record has put something."""
         self._fires: dict[str, Fire] = {}
         self._endings: list[Ending] = []
         timed = self._stage.timed_stores
@@ -122,10 +125,19 @@ class Processing:
                 partition = chunk.partitions[index]
             if chunk.raw is not None and self._program.dead_letters is not None:
                 raw = (chunk.raw[index].key(), chunk.raw[index].value())
+        data = packed(value)
         target = to.first + partition_of(route, to.partitions)
-        self._letters.append(
-            Letter(target, route, packed(value), self.timestamp, self.headers, partition, position, raw)
-        )
+        letters = self._letters.get(target)
+        if letters is None:
+            letters = self._letters[target] = Letters()
+        letters.routes.append(route)
+        letters.values.append(data)
+        letters.timestamps.append(self.timestamp)
+        letters.headers.append(self.headers)
+        letters.partitions.append(partition)
+        letters.positions.append(position)
+        letters.raw.append(raw)
+        self._posted.append(letters)
 
     def saw(self, timestamp: int) -> None:
         """An event time that moves the watermark."""
@@ -169,7 +181,7 @@ class Processing:
         encoders = tuple(self._encoders.values())
         before = [len(encoder) for encoder in encoders]
         emitted: list[int] = []
-        letters = self._letters
+        posted = self._posted
         self._chunk = chunk
         self.timestamp, self.headers = self.time_ms, None
         if self._program.watermark is not None and self._stage.level == 0 and not self._program.sets_timestamps:
@@ -185,7 +197,6 @@ class Processing:
                 self.headers = headers[index]
             if encoders:
                 emitted = [len(encoder) for encoder in encoders]
-            posted = len(letters)
             try:
                 if faults and index in faults:
                     self.step = "source"
@@ -194,13 +205,11 @@ class Processing:
             except DamagedStore:
                 raise
             except Exception as error:
-                rollback(undo)
-                del letters[posted:]
-                for encoder, length in zip(encoders, emitted, strict=True):
-                    encoder.truncate(length)
+                self._take_back(encoders, emitted)
                 self._failed(error, chunk, index)
             else:
                 undo.clear()
+                posted.clear()
         if self._stage.level == 0:
             self._rows += len(chunk.values)
         self._chunk = None
@@ -240,40 +249,45 @@ class Processing:
     def _alone(self) -> Iterator[None]:
         """A call that belongs to no record: it happens as a whole or leaves no trace."""
         encoders = tuple(self._encoders.values())
-        emitted, posted = [len(encoder) for encoder in encoders], len(self._letters)
+        emitted = [len(encoder) for encoder in encoders]
         try:
             yield
         except DamagedStore:
             raise
         except Exception as error:
-            rollback(self._undo)
-            del self._letters[posted:]
-            for encoder, length in zip(encoders, emitted, strict=True):
-                encoder.truncate(length)
+            self._take_back(encoders, emitted)
             self._failed_call(error)
         else:
             self._undo.clear()
+            self._posted.clear()
+
+    def _take_back(self, encoders: tuple[Encoder, ...], emitted: list[int]) -> None:
+        """Undo what a record did to state, output and later stages."""
+        rollback(self._undo)
+        while self._posted:
+            self._posted.pop().drop_last()
+        for encoder, length in zip(encoders, emitted, strict=True):
+            encoder.truncate(length)
 
     def _after_some(self, before: list[int], *, is_quiet: bool) -> None:
         """Put away what some records have left, and make room."""
         for encoder, length in zip(self._encoders.values(), before, strict=True):
             if is_quiet:
                 encoder.truncate(length)
-        if self._letters:
-            parcels_of(self._letters, self._partition, self._attempt, is_quiet, self.sent)
-            self._letters.clear()
+        for target, letters in self._letters.items():
+            parcels = self.sent.setdefault(target, [])
+            parcels.append(Parcel(self._partition, self._attempt, len(parcels), is_quiet, letters))
+        self._letters.clear()
         if sum(len(documents.states) for documents in self._documents.values()) > SPILL_AFTER:
             self._spill()
 
     def _see(self, chunk: Chunk) -> None:
-        """The event times of the source."""
-        if not chunk.values:
-            return
-        times = chunk.timestamps
-        if times is None:
+        """The event times of the source; records without one move nothing."""
+        times = [time for time in chunk.timestamps or () if time is not None]
+        if times:
+            self.saw(max(times))
+        elif chunk.timestamps is None and chunk.values:
             self.saw(self.time_ms)
-        else:
-            self.saw(max((time for time in times if time is not None), default=self.time_ms))
 
     def _spill(self) -> None:
         """Make room: a batch that touches more keys than memory holds must not die of it, again and again."""

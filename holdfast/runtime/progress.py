@@ -31,7 +31,7 @@ class Progress:
     def started(self, query: StreamingQuery) -> None:
         """Spark runs it now."""
 
-    def batch(self, manifest: Manifest, seconds: float) -> None:
+    def batch(self, manifest: Manifest, seconds: float, commit_seconds: float = 0.0) -> None:
         """A batch was committed and delivered."""
         self._rows += sum(commit.rows_in for commit in manifest.partitions)
         now = time.monotonic()

@@ -178,7 +178,7 @@ class Query:
     def _run_batch(self, proposal: Proposal) -> Manifest:
         self._began = began = time.monotonic()
         manifest = self._driver.run_batch(proposal)
-        self._progress.batch(manifest, time.monotonic() - began)
+        self._progress.batch(manifest, time.monotonic() - began, self._driver.commit_seconds)
         return manifest
 
     def _tick(self) -> None:

@@ -26,7 +26,7 @@ def test_partitions_stay_put_and_only_those_of_a_killed_worker_move(cluster: Clu
         state.set("total", state.get("total", 0) + order["amount"])
         return {**order, "total": state.get("total"), "host": os.environ["SPARK_LOCAL_IP"]}
 
-    orders = [{"n": n, "user": f"u{n % KEYS}", "amount": n} for n in range(ROWS)]
+    orders: list[dict[str, Any]] = [{"n": n, "user": f"u{n % KEYS}", "amount": n} for n in range(ROWS)]
     seen: list[dict[str, Any]] = []
     killed: list[str] = []
 

@@ -143,7 +143,7 @@ def main() -> None:
     given = arguments.parse_args()
     app = application(given.home)
     if given.files:
-        source = app.from_files(inbox(given.home), format="json", schema=SCHEMA, key="user", files_per_batch=1)
+        source: Any = app.from_files(inbox(given.home), format="json", schema=SCHEMA, key="user", files_per_batch=1)
     else:
         source = app.from_iterable(lambda: orders(given.orders), key="user")
     totals = app.dataframe(source).apply(running_total, stateful=True).to_table(str(table(given.home)))

@@ -217,7 +217,8 @@ def take_whatever_attempt_comes(patch: pytest.MonkeyPatch) -> None:
 def take_parcels_as_they_come(patch: pytest.MonkeyPatch) -> None:
     def as_they_come(self: Any) -> Any:
         mail = list(self._mail)
-        yield from (exchange._chunk(item.letters, is_quiet=False) for item in mail if isinstance(item, exchange.Parcel))
+        for parcel in (item for item in mail if isinstance(item, exchange.Parcel)):
+            yield from parcel.letters.chunks(list(range(len(parcel.letters.routes))), is_quiet=False)
         self.receipts += [receipt for item in mail if isinstance(item, exchange.Waybill) for receipt in item.receipts]
 
     patch.setattr(exchange.Inbox, "__iter__", as_they_come)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from holdfast import State, StreamingDataFrame
 from holdfast.errors import InvalidPipeline, MissingKey, PlanMismatch
 from holdfast.log.manifest import AttemptId, Chain
-from holdfast.runtime.exchange import Inbox, Letter, LostMailError, Outcome, Parcel, Waybill, gathered
+from holdfast.runtime.exchange import Inbox, Letters, LostMailError, Outcome, Parcel, Waybill, gathered
 from holdfast.runtime.job import Receipt
 from holdfast.testing import Harness, run
 
@@ -237,13 +236,9 @@ def test_a_mistake_is_reported_by_the_call_that_makes_it(build: Callable[[Any], 
 # -- what travels between stages ----------------------------------------------------------------------------------------
 
 
-def letter(value: int) -> Letter:
-    return Letter(2, b"i1", msgspec.msgpack.encode(None), value, None, 0, value, None)
-
-
 def parcel(sender: int, number: int, attempt: str = "one") -> Parcel:
-    sent = msgspec.structs.replace(letter(10 * sender + number), value=pickle.dumps((sender, number)))
-    return Parcel(sender, AttemptId(attempt), number, False, [sent])
+    letters = Letters([b"i1"], [pickle.dumps((sender, number))], [0], [None], [0], [number], [None])
+    return Parcel(sender, AttemptId(attempt), number, False, letters)
 
 
 def bill(sender: int, parcels: int, attempt: str = "one") -> Waybill:

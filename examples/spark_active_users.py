@@ -1,0 +1,77 @@
+"""Who is active, and who has not been seen for 5 minutes: a timeout by the clock, also while nothing comes.
+
+Run it: python examples/spark_active_users.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from holdfast import Application
+from holdfast.spark import GroupStateTimeout, stateful
+
+EVENTS = [
+    [
+        {"user_id": "ann", "timestamp": "2024-05-01T09:00:00Z"},
+        {"user_id": "bob", "timestamp": "2024-05-01T09:01:00Z"},
+        {"user_id": "ann", "timestamp": "2024-05-01T09:02:00Z"},
+    ],
+]
+
+
+def track_active_users(user_id, events, state, timeout="5 minutes"):
+    if state.hasTimedOut:
+        last_activity = state.get
+        state.remove()
+        return iter([{"user_id": user_id, "status": "inactive", "last_seen": last_activity}])
+
+    latest_time = max(event.timestamp for event in events)
+    state.update(latest_time)
+    state.setTimeoutDuration(timeout)
+    return iter([{"user_id": user_id, "status": "active", "last_seen": latest_time}])
+
+
+def main(spark: SparkSession, directory: Path) -> list[Any]:
+    files = write(directory / "events", EVENTS)
+    events = spark.readStream.schema("user_id string, timestamp timestamp").json(str(files))
+    result = (
+        stateful(events)
+        .groupByKey(lambda x: x.user_id)
+        .flatMapGroupsWithState(
+            partial(track_active_users, timeout="1 second"),  # nobody wants to watch an example for 5 minutes
+            outputMode="append",
+            timeoutConf=GroupStateTimeout.ProcessingTimeTimeout,
+        )
+    )
+    query = result.writeStream.format("memory").queryName("active_users").start()
+    query.processAllAvailable()
+    while spark.table("active_users").filter("status = 'inactive'").count() < 2:
+        time.sleep(0.2)
+    query.stop()
+    return spark.table("active_users").collect()
+
+
+def write(directory: Path, batches: list[list[dict[str, Any]]]) -> Path:
+    """One file per batch; Spark takes files in the order of their times."""
+    directory.mkdir()
+    for number, rows in enumerate(batches):
+        file = directory / f"{number}.json"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(file, (number, number))
+    return directory
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as directory:
+        session = Application("active-users", state_dir=directory).spark
+        for row in main(session, Path(directory)):
+            print(row)
+        session.stop()

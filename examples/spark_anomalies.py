@@ -1,0 +1,70 @@
+"""Amounts more than three standard deviations from a user's mean, over the last hundred of them.
+
+Run it: python examples/spark_anomalies.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from holdfast import Application
+from holdfast.spark import GroupStateTimeout, stateful
+
+AMOUNTS = [[10.0, 11.0, 9.0, 10.5, 9.5, 10.0], [10.2, 250.0, 9.8], [10.1, 9.9]]
+PAYMENTS = [[{"user_id": "ann", "number": n, "amount": amount} for n, amount in enumerate(batch)] for batch in AMOUNTS]
+
+
+def detect_anomalies(key, values, state):
+    history = state.get if state.exists else {"values": [], "mean": 0, "stddev": 0}
+    outputs = []
+    for value in sorted(values, key=lambda value: value.number):
+        if history["stddev"] > 0:
+            z_score = abs(value.amount - history["mean"]) / history["stddev"]
+            if z_score > 3:
+                outputs.append({"user_id": key, "amount": value.amount, "z_score": z_score})
+        history["values"].append(value.amount)
+        if len(history["values"]) > 100:
+            history["values"].pop(0)
+        history["mean"] = sum(history["values"]) / len(history["values"])
+        variance = sum((x - history["mean"]) ** 2 for x in history["values"]) / len(history["values"])
+        history["stddev"] = variance**0.5
+    state.update(history)
+    return iter(outputs)
+
+
+def main(spark: SparkSession, directory: Path) -> list[Any]:
+    files = write(directory / "payments", PAYMENTS)
+    schema = "user_id string, number int, amount double"
+    payments = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(files))
+    result = (
+        stateful(payments)
+        .groupByKey(lambda x: x.user_id)
+        .flatMapGroupsWithState(detect_anomalies, outputMode="append", timeoutConf=GroupStateTimeout.NoTimeout)
+    )
+    query = result.writeStream.format("memory").queryName("anomalies").trigger(availableNow=True).start()
+    query.awaitTermination()
+    return spark.table("anomalies").collect()
+
+
+def write(directory: Path, batches: list[list[dict[str, Any]]]) -> Path:
+    """One file per batch; Spark takes files in the order of their times."""
+    directory.mkdir()
+    for number, rows in enumerate(batches):
+        file = directory / f"{number}.json"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(file, (number, number))
+    return directory
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as directory:
+        session = Application("anomalies", state_dir=directory).spark
+        for row in main(session, Path(directory)):
+            print(row)
+        session.stop()

@@ -1,0 +1,61 @@
+"""A running total per user, with mapGroupsWithState: one output per group and batch.
+
+Run it: python examples/spark_running_total.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from holdfast import Application
+from holdfast.spark import GroupStateTimeout, stateful
+
+ORDERS = [
+    [{"user_id": "ann", "amount": 5.0}, {"user_id": "bob", "amount": 7.5}, {"user_id": "ann", "amount": 2.5}],
+    [{"user_id": "ann", "amount": 10.0}, {"user_id": "cy", "amount": 1.0}],
+]
+
+
+def update_total(user_id, values, state):
+    total = state.get if state.exists else 0
+    for value in values:
+        total += value.amount
+    state.update(total)
+    return (user_id, total)
+
+
+def main(spark: SparkSession, directory: Path) -> list[Any]:
+    files = write(directory / "orders", ORDERS)
+    orders = spark.readStream.schema("user_id string, amount double").option("maxFilesPerTrigger", 1).json(str(files))
+    result = (
+        stateful(orders)
+        .groupByKey(lambda x: x.user_id)
+        .mapGroupsWithState(update_total, outputMode="update", timeoutConf=GroupStateTimeout.NoTimeout)
+    )
+    query = result.writeStream.format("memory").queryName("running_total").trigger(availableNow=True).start()
+    query.awaitTermination()
+    return spark.table("running_total").collect()
+
+
+def write(directory: Path, batches: list[list[dict[str, Any]]]) -> Path:
+    """One file per batch; Spark takes files in the order of their times."""
+    directory.mkdir()
+    for number, rows in enumerate(batches):
+        file = directory / f"{number}.json"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(file, (number, number))
+    return directory
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as directory:
+        session = Application("running-total", state_dir=directory).spark
+        for row in main(session, Path(directory)):
+            print(row)
+        session.stop()

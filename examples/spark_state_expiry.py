@@ -1,0 +1,69 @@
+"""State that expires: the last row of a user, forgotten after an hour without another.
+
+Run it: python examples/spark_state_expiry.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from holdfast import Application
+from holdfast.spark import GroupStateTimeout, stateful
+
+ORDERS = [[{"user_id": "ann", "amount": 5.0}, {"user_id": "bob", "amount": 7.5}, {"user_id": "ann", "amount": 2.5}]]
+
+
+def expire_old_state(key, values, state, timeout="1 hour"):
+    if state.hasTimedOut:
+        state.remove()
+        return iter([{"user_id": key, "status": "expired"}])
+    for value in values:
+        state.update(value)
+        state.setTimeoutDuration(timeout)
+    return iter([{"user_id": key, "status": "active"}])
+
+
+def main(spark: SparkSession, directory: Path) -> list[Any]:
+    files = write(directory / "orders", ORDERS)
+    orders = spark.readStream.schema("user_id string, amount double").json(str(files))
+    result = (
+        stateful(orders)
+        .groupByKey(lambda x: x.user_id)
+        .flatMapGroupsWithState(
+            partial(expire_old_state, timeout="1 second"),  # nobody wants to watch an example for an hour
+            outputMode="append",
+            timeoutConf=GroupStateTimeout.ProcessingTimeTimeout,
+        )
+    )
+    query = result.writeStream.format("memory").queryName("state_expiry").start()
+    query.processAllAvailable()
+    while spark.table("state_expiry").filter("status = 'expired'").count() < 2:
+        time.sleep(0.2)
+    query.stop()
+    return spark.table("state_expiry").collect()
+
+
+def write(directory: Path, batches: list[list[dict[str, Any]]]) -> Path:
+    """One file per batch; Spark takes files in the order of their times."""
+    directory.mkdir()
+    for number, rows in enumerate(batches):
+        file = directory / f"{number}.json"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(file, (number, number))
+    return directory
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as directory:
+        session = Application("state-expiry", state_dir=directory).spark
+        for row in main(session, Path(directory)):
+            print(row)
+        session.stop()
