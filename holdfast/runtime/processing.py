@@ -186,10 +186,8 @@ class Processing:
         self.timestamp, self.headers = self.time_ms, None
         if self._program.watermark is not None and self._stage.level == 0 and not self._program.sets_timestamps:
             self._see(chunk)
-        for self._index, (self.key, self._route, value) in enumerate(
-            zip(chunk.keys, routes, chunk.values, strict=True)
-        ):
-            index = self._index
+        for index, (self.key, self._route, value) in enumerate(zip(chunk.keys, routes, chunk.values, strict=True)):
+            self._index = index
             if timestamps is not None:
                 time = timestamps[index]
                 self.timestamp = self.time_ms if time is None else time
@@ -209,7 +207,8 @@ class Processing:
                 self._failed(error, chunk, index)
             else:
                 undo.clear()
-                posted.clear()
+                if posted:
+                    posted.clear()
         if self._stage.level == 0:
             self._rows += len(chunk.values)
         self._chunk = None

@@ -59,6 +59,7 @@ def run_task(
     the driver runs it again.
     """
     inbox = chunks if isinstance(chunks, Inbox) else None
+    reading = iter(chunks)
     processing: Processing | None = None
     attempt = AttemptId(new_id())
     receipt: Receipt | None
@@ -71,7 +72,7 @@ def run_task(
                 processing = Processing(
                     program, job, partition, attempt, store, lambda: scratch.enter_context(stores.scratch())
                 )
-                for chunk in chunks:  # b
+                for chunk in reading:  # b
                     processing.process(chunk)
                 receipt = None
                 if inbox is None or not inbox.failed:
@@ -87,6 +88,9 @@ def run_task(
     except LostMailError:
         raise
     except Exception as error:
+        if inbox is not None:
+            for _ in reading:  # an error over the work of two attempts says nothing: the job is lost, then
+                pass
         place = processing.place if processing is not None else None
         receipt = Receipt(
             version=job.version, partition=partition, attempt=attempt, span=job.span, failure=failure_of(error, place)

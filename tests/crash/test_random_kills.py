@@ -24,7 +24,7 @@ STAGES_VICTIMS = {"driver": 6, "worker": 2}
 
 @pytest.mark.timeout(900)
 def test_twenty_kills_at_random_moments_leave_no_trace(tmp_path: Path, choice: random.Random) -> None:
-    assert kill_at_random(tmp_path, choice, VICTIMS) == KILLS
+    assert kill_at_random(tmp_path, choice, VICTIMS, 0.5) == KILLS
     count = taken(tmp_path) + 3 * BATCH
     run_to_end(tmp_path, "--orders", count)
     check_exact(tmp_path, count)
@@ -32,15 +32,15 @@ def test_twenty_kills_at_random_moments_leave_no_trace(tmp_path: Path, choice: r
 
 @pytest.mark.timeout(600)
 def test_eight_kills_at_random_moments_of_three_stages_leave_no_trace(tmp_path: Path, choice: random.Random) -> None:
-    assert kill_at_random(tmp_path, choice, STAGES_VICTIMS, "--stages") == STAGES_KILLS
+    assert kill_at_random(tmp_path, choice, STAGES_VICTIMS, 1.5, "--stages") == STAGES_KILLS
     count = taken(tmp_path) + 3 * BATCH
     assert count > 3 * BATCH, "every life ended before it had committed anything"
     run_to_end(tmp_path, "--stages", "--orders", count)
     check_stages_exact(tmp_path, count)
 
 
-def kill_at_random(home: Path, choice: random.Random, times: dict[str, int], *arguments: str) -> int:
-    """A life after the other, each killed; how many were."""
+def kill_at_random(home: Path, choice: random.Random, times: dict[str, int], batch_s: float, *arguments: str) -> int:
+    """One life after another, each killed while it starts or within about a batch after a commit; how many were."""
     victims = [victim for victim, count in times.items() for _ in range(count)]
     choice.shuffle(victims)
     for victim in victims:
@@ -49,7 +49,7 @@ def kill_at_random(home: Path, choice: random.Random, times: dict[str, int], *ar
                 pause(choice, 4.0)  # from the start of the process
             else:
                 life.wait_for_commits(choice.randint(1, 5))
-                pause(choice, 0.5)  # about a batch
+                pause(choice, batch_s)
             if victim == "driver":
                 life.kill()
             elif victim == "jvm":

@@ -15,11 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import State, StreamingDataFrame
+from holdfast.dataframe import frame_of
 from holdfast.errors import InvalidPipeline, MissingKey, PlanMismatch
-from holdfast.log.manifest import AttemptId, Chain
+from holdfast.log.manifest import AttemptId, Chain, InstanceId, ManifestId
+from holdfast.log.recipe import Recipe
+from holdfast.plan.pipeline import Pipeline
+from holdfast.plan.program import program_of
 from holdfast.runtime.exchange import Inbox, Letters, LostMailError, Outcome, Parcel, Waybill, gathered
-from holdfast.runtime.job import Receipt
-from holdfast.testing import Harness, run
+from holdfast.runtime.job import Job, Receipt
+from holdfast.runtime.task import run_task
+from holdfast.sources.iterable import IterableSource
+from holdfast.state.codecs import JsonCodec
+from holdfast.testing import Harness, MemoryStorage, MemoryStores, run
 
 KEYS = st.one_of(
     st.text(),
@@ -287,3 +294,21 @@ def receipt(partition: int, attempt: str) -> Receipt:
 def test_tasks_that_saw_different_attempts_are_no_job(outcomes: list[Outcome]) -> None:
     with pytest.raises(LostMailError):
         gathered(outcomes)
+
+
+def test_an_error_over_the_work_of_two_attempts_is_a_lost_job() -> None:
+    """The function fails at the first record; that the mail is no good shows only at its end."""
+
+    def fail(value: Any) -> None:
+        raise ValueError("no")
+
+    pipeline = Pipeline(IterableSource([], None, None))
+    frame_of(pipeline).group_by(lambda value: value, name="later").apply(fail)
+    pipeline.source.is_ordered = False
+    program = program_of("app", pipeline, JsonCodec(), 1)
+    start = ManifestId("start")
+    recipes = tuple(Recipe(partition, 0, start, 0, start, ()) for partition in range(2))
+    job = Job(1, InstanceId("i"), 1_000, None, None, recipes, {})
+    mail = [parcel(0, 0), bill(0, 2)]
+    with pytest.raises(LostMailError):
+        run_task(program, job, 1, Inbox([0], mail), MemoryStorage(), MemoryStores())
