@@ -27,11 +27,11 @@ fast: .venv/dev
 	$(PYTEST) tests/simulation tests/contract
 
 slow: .venv/dev
-	$(PYTEST) tests/integration
+	$(PYTEST) -n 2 --dist loadfile tests/integration
 	$(PYTEST) tests/cluster
 	$(PYTEST) -n 2 --dist worksteal tests/crash
 	@scripts/maven
-	$(PYTEST) tests/kafka --ignore=tests/kafka/crash
+	$(PYTEST) -n 2 --dist loadfile tests/kafka --ignore=tests/kafka/crash
 	$(PYTEST) -n 2 --dist worksteal tests/kafka/crash
 
 bench: .venv/bench .venv-quix/quix

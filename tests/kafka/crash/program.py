@@ -2,7 +2,6 @@
 
     python program.py <home> --broker <address> --name <app> --source <topic> --target <topic> --batch <rows>
         --publish driver|tasks     who publishes a version
-        --fail-on <order>          the function fails at this order
         --lose-answer <version>    the commit of this version's transaction is done, but nobody hears of it, once
 
 It ends when it has taken what is in the topic, and prints nothing by itself. What must come out of it is in `truth.py`.
@@ -24,24 +23,11 @@ PARTITIONS = 4
 USERS = 1_000
 
 
-class NotToday(Exception):
-    """What the function raises on the order that it was told to fail on."""
-
-
 def running_total(order: dict[str, Any], state: State) -> dict[str, Any]:
     sequence, total = state.get("sequence", 0) + 1, state.get("total", 0) + order["amount"]
     state.set("sequence", sequence)
     state.set("total", total)
     return {"order": order["order"], "sequence": sequence, "total": total}
-
-
-def failing_on(order: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def check(value: dict[str, Any]) -> dict[str, Any]:
-        if value["order"] == order:
-            raise NotToday(f"order {order}")
-        return value
-
-    return check
 
 
 def answer_lost(version: int, claim: Path) -> Callable[[str, int], None]:
@@ -75,7 +61,6 @@ def main() -> None:
         arguments.add_argument(name, required=True)
     arguments.add_argument("--batch", type=int, required=True)
     arguments.add_argument("--publish", choices=["driver", "tasks"], required=True)
-    arguments.add_argument("--fail-on", type=int)
     arguments.add_argument("--lose-answer", type=int)
     given = arguments.parse_args()
 
@@ -89,8 +74,6 @@ def main() -> None:
         loglevel="WARNING",
     )
     frame = app.dataframe(app.topic(given.source))
-    if given.fail_on is not None:
-        frame = frame.apply(failing_on(given.fail_on))
     if given.lose_answer is not None:
         hook = answer_lost(given.lose_answer, given.home / f"answer-lost@{given.lose_answer}")
         failpoints.arm(hook)
