@@ -233,8 +233,12 @@ class Processing:
         before = [len(encoder) for encoder in self._encoders.values()]
         fire = self._fires.get(store)
         for route, timers in documents.due(clock, limit):
-            self._undo.clear()  # the timers are gone, whatever comes of the calls
-            for name, _, due in timers:
+            state = documents.state(route)
+            for timer in timers:
+                if not state._take(timer):
+                    continue
+                self._undo.clear()  # it is gone, whatever comes of the call
+                name, _, due = timer
                 self.enter(route, due if clock == "event" else self.time_ms)
                 if fire is not None:
                     with self._alone():

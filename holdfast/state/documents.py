@@ -164,7 +164,8 @@ class State:
         """Have the step's `on_timer` called for this key, once, in the first batch whose clock is later than `at`.
 
         `at` is an int of ms or a datetime; a timer of the same name is replaced. By the clock "event" it is the watermark that
-        passes `at`, by "processing" the wall clock. Timers fire also while no input arrives.
+        passes `at`, by "processing" the wall clock. Timers fire also while no input arrives. One that is past already fires at
+        the end of this batch or in the next one.
 
         >>> from holdfast.testing import Harness
         >>> def remember(value, key, timestamp, headers, state):
@@ -213,14 +214,17 @@ class State:
         if timers:
             self._document[TIMERS] = timers
 
-    def _take_due(self, clock: Clock, before: int) -> list[Timer]:
-        """Remove and return the timers that are due, in the order of their times; look at what has expired, too."""
+    def _due_timers(self, clock: Clock, before: int) -> list[Timer]:
+        """The timers that are due, in the order of their times."""
         due = [timer for timer in self._timers() if timer[1] == clock and timer[2] < before]
-        if due:
-            self._put_timers([timer for timer in self._timers() if timer not in due])
-        else:
-            self._mark()
         return sorted(due, key=lambda timer: timer[2])
+
+    def _take(self, timer: Timer) -> bool:
+        """Remove a timer that is about to fire; whether it is still there, as one that fired before it may have changed it."""
+        if timer not in self._timers():
+            return False
+        self._drop_timer(timer[0])
+        return True
 
     def _decoded(self, entry: Any, default: Any) -> Any:
         if self._documents.is_over(entry):
@@ -313,7 +317,7 @@ class Documents:
         return state
 
     def due(self, clock: Clock, before: int) -> Iterator[tuple[bytes, list[Timer]]]:
-        """The keys that have timers on `clock` that are due, and these; whatever else has expired will be removed."""
+        """The keys that have timers on `clock` that are due, and these; whatever has expired will be removed."""
         for places in self._index.due(clock, before):
             self.prefetch(place.route for place in places)
             for place in places:
@@ -321,7 +325,8 @@ class Documents:
                 dues = state._before
                 if dues is None or dues[CLOCKS.index(clock)] != place.due:
                     self._index.drop(place)  # of a document that a restore has replaced since
-                timers = state._take_due(clock, before)
+                state._mark()  # whatever has expired goes, and the document gets another place
+                timers = state._due_timers(clock, before)
                 if timers:
                     yield place.route, timers
 

@@ -230,10 +230,7 @@ def leave_the_index_as_it_is(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_that_a_timer_has_fired(patch: pytest.MonkeyPatch) -> None:
-    def take_due(self: Any, clock: Any, before: int) -> list[Any]:
-        return [timer for timer in self._timers() if timer[1] == clock and timer[2] < before]
-
-    patch.setattr(documents.State, "_take_due", take_due)
+    patch.setattr(documents.State, "_take", lambda self, timer: True)
 
 
 MUTATIONS: list[Patch] = [

@@ -227,6 +227,23 @@ def test_a_key_may_have_several_timers(clock: str) -> None:
     assert h.values == [["a", "n2"], ["a", "n1"], ["a", "n0"]], "in the order of their times"
 
 
+def test_a_timer_may_drop_or_move_the_one_after_it() -> None:
+    def change_others(key: Any, name: str, state: State) -> list[Any]:
+        state.delete_timer("b")
+        state.set_timer("c", 500, clock="processing")
+        return [name]
+
+    h = Harness(lambda sdf: sdf.apply(set_by_value, stateful=True, expand=True, metadata=True, on_timer=change_others))
+    h.feed(*(("k", {"at": n, "clock": "processing", "name": name}) for n, name in enumerate("abc")))
+    h.run()
+    h.now_ms = 100
+    h.run()
+    assert h.values == ["a"]
+    h.now_ms = 501
+    h.run()
+    assert h.values == ["a", "c"]
+
+
 @CLOCKS
 def test_data_comes_before_timers(clock: str) -> None:
     h = harness()
