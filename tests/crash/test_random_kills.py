@@ -48,7 +48,8 @@ def kill_at_random(home: Path, choice: random.Random, times: dict[str, int], bat
             if victim == "driver" and choice.random() < 0.4:
                 pause(choice, 4.0)  # from the start of the process
             else:
-                life.wait_for_commits(choice.randint(1, 5))
+                least = 2 if victim == "worker" else 1  # the first of all commits comes before there are workers
+                life.wait_for_commits(choice.randint(least, 5))
                 pause(choice, batch_s)
             if victim == "driver":
                 life.kill()
