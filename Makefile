@@ -24,7 +24,7 @@ lint: .venv/dev
 
 fast: .venv/dev
 	$(PYTEST) --doctest-modules holdfast tests/unit
-	$(PYTEST) tests/simulation tests/contract
+	$(PYTEST) -n 2 --dist worksteal tests/simulation tests/contract
 
 slow: .venv/dev
 	$(PYTEST) -n 2 --dist loadfile tests/integration

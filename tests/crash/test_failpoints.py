@@ -7,8 +7,6 @@ runs the job again by itself.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,22 +21,7 @@ ORDERS = 250  # five batches
 KILLED_AT = 3
 
 
-@pytest.fixture(scope="module")
-def cases(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[Path]]]:
-    """Every selected failpoint's case, two at a time: most of a case is waiting for a JVM to start."""
-    here = [item for item in request.session.items if item.path == request.path]
-    chosen = [item.callspec.params for item in here if hasattr(item, "callspec")]
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            params["point"]: pool.submit(crash_at, params["point"], tmp_path_factory.mktemp(params["point"]))
-            for params in chosen
-        }
-        pool.shutdown(cancel_futures=True)
-
-
-def crash_at(point: str, home: Path) -> Path:
+def crash_at(point: str, home: Path) -> None:
     """Run the program, killed once at `point`, to the end of its input."""
     code, said = run_armed(home, point, KILLED_AT, "--orders", ORDERS)
     if point in DRIVER_POINTS:
@@ -47,12 +30,12 @@ def crash_at(point: str, home: Path) -> Path:
     else:
         assert code == 0, said
         assert f"the job of version {KILLED_AT} was lost; running it again" in said
-    return home
 
 
 @pytest.mark.parametrize("point", [*DRIVER_POINTS, *failpoints.TASK_POINTS])
-def test_a_kill_changes_nothing_that_anyone_can_see(point: str, cases: dict[str, Future[Path]]) -> None:
-    check_exact(cases[point].result(), ORDERS)
+def test_a_kill_changes_nothing_that_anyone_can_see(point: str, tmp_path: Path) -> None:
+    crash_at(point, tmp_path)
+    check_exact(tmp_path, ORDERS)
 
 
 def test_a_spark_source_replays_what_was_not_committed_and_skips_what_was(tmp_path: Path) -> None:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from broker import Broker
 from stage import BATCH, Stage
 from truth import check_all_taken, put_orders
 
@@ -28,18 +25,7 @@ OTHER_WAY = [
 ]
 
 
-@pytest.fixture(scope="module")
-def cases(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Stage]]]:
-    """Both sequences at once: most of a life is waiting for a JVM to start."""
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            name: pool.submit(die, Stage(broker, tmp_path_factory.mktemp(name)), deaths)
-            for name, deaths in (("same", SAME_WAY), ("other", OTHER_WAY))
-        }
-        pool.shutdown(cancel_futures=True)
-
-
-def die(stage: Stage, deaths: list[tuple[str, str]]) -> Stage:
+def die(stage: Stage, deaths: list[tuple[str, str]]) -> None:
     """A life for each of (who publishes, where it ends), one after the other; each commits one version. Then to the end."""
     put_orders(stage, (len(deaths) + 3) * BATCH)
     for version, (publish, point) in enumerate(deaths, start=1):
@@ -50,15 +36,15 @@ def die(stage: Stage, deaths: list[tuple[str, str]]) -> Stage:
         assert stage.head().version == version
         assert stage.head().published_by == publish
     stage.run_to_end("driver")
-    return stage
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("next_way", ["same", "other"])
+@pytest.mark.parametrize("deaths", [SAME_WAY, OTHER_WAY], ids=["same", "other"])
 def test_a_death_while_publishing_loses_nothing_and_doubles_nothing(
-    next_way: str, cases: dict[str, Future[Stage]]
+    stage: Stage, deaths: list[tuple[str, str]]
 ) -> None:
-    check_all_taken(cases[next_way].result())
+    die(stage, deaths)
+    check_all_taken(stage)
 
 
 def test_a_lost_answer_or_a_lost_worker_changes_nothing(stage: Stage, choice: random.Random) -> None:
