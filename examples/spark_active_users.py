@@ -5,17 +5,14 @@ Run it: python examples/spark_active_users.py
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from course import show, write
 from pyspark.sql import SparkSession
 
-from holdfast import Application
 from holdfast.spark import GroupStateTimeout, stateful
 
 EVENTS = [
@@ -59,19 +56,5 @@ def main(spark: SparkSession, directory: Path) -> list[Any]:
     return spark.table("active_users").collect()
 
 
-def write(directory: Path, batches: list[list[dict[str, Any]]]) -> Path:
-    """One file per batch; Spark takes files in the order of their times."""
-    directory.mkdir()
-    for number, rows in enumerate(batches):
-        file = directory / f"{number}.json"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        os.utime(file, (number, number))
-    return directory
-
-
 if __name__ == "__main__":
-    with TemporaryDirectory() as directory:
-        session = Application("active-users", state_dir=directory).spark
-        for row in main(session, Path(directory)):
-            print(row)
-        session.stop()
+    show(main)

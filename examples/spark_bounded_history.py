@@ -5,15 +5,12 @@ Run it: python examples/spark_bounded_history.py
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from course import show, write
 from pyspark.sql import SparkSession
 
-from holdfast import Application
 from holdfast.spark import GroupStateTimeout, stateful
 
 MOST = 1000
@@ -47,19 +44,5 @@ def main(spark: SparkSession, directory: Path) -> list[Any]:
     return spark.table("bounded_history").collect()
 
 
-def write(directory: Path, batches: list[list[dict[str, Any]]]) -> Path:
-    """One file per batch; Spark takes files in the order of their times."""
-    directory.mkdir()
-    for number, rows in enumerate(batches):
-        file = directory / f"{number}.json"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        os.utime(file, (number, number))
-    return directory
-
-
 if __name__ == "__main__":
-    with TemporaryDirectory() as directory:
-        session = Application("bounded-history", state_dir=directory).spark
-        for row in main(session, Path(directory)):
-            print(row)
-        session.stop()
+    show(main)

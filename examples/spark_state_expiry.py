@@ -5,17 +5,14 @@ Run it: python examples/spark_state_expiry.py
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from course import show, write
 from pyspark.sql import SparkSession
 
-from holdfast import Application
 from holdfast.spark import GroupStateTimeout, stateful
 
 ORDERS = [[{"user_id": "ann", "amount": 5.0}, {"user_id": "bob", "amount": 7.5}, {"user_id": "ann", "amount": 2.5}]]
@@ -51,19 +48,5 @@ def main(spark: SparkSession, directory: Path) -> list[Any]:
     return spark.table("state_expiry").collect()
 
 
-def write(directory: Path, batches: list[list[dict[str, Any]]]) -> Path:
-    """One file per batch; Spark takes files in the order of their times."""
-    directory.mkdir()
-    for number, rows in enumerate(batches):
-        file = directory / f"{number}.json"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        os.utime(file, (number, number))
-    return directory
-
-
 if __name__ == "__main__":
-    with TemporaryDirectory() as directory:
-        session = Application("state-expiry", state_dir=directory).spark
-        for row in main(session, Path(directory)):
-            print(row)
-        session.stop()
+    show(main)

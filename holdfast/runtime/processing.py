@@ -88,7 +88,7 @@ class Processing:
         self._open_scratch = open_scratch
         self._scratch: Store | None = None
         self._flow = compiled(self._stage.root, self)
-        self._rows = self._out = self._skipped = self._late = 0
+        self._rows = self._skipped = self._late = 0
         self._latest: int | None = None
         self._was_quiet: bool | None = None
         """Whether all records so far only rebuild the state."""
@@ -100,14 +100,8 @@ class Processing:
         known = documents.states.get
 
         def state() -> State:
-            route = self._route
-            found = known(route)  # type: ignore[arg-type]
-            if found is not None:
-                return found
-            if route is None:
-                encode_key(self.key)  # says what is wrong with it
-                raise MissingKey("the record has no key")
-            return documents.state(route)
+            found = known(self._route)  # type: ignore[arg-type]
+            return found if found is not None else documents.state(self.route)
 
         return state
 
@@ -145,7 +139,7 @@ class Processing:
             self._latest = timestamp
 
     def fires(self, store: str, fire: Fire) -> None:
-        """What is called with (key, timers) when timers of `store` are due."""
+        """What is called with the name of each timer of `store` that is due."""
         self._fires[store] = fire
 
     def ends(self, ending: Ending) -> None:
@@ -153,6 +147,7 @@ class Processing:
         self._endings.append(ending)
 
     def prefetch(self, store: str, routes: list[bytes]) -> None:
+        self._make_room()
         self._documents[store].prefetch(routes)
 
     def enter(self, route: bytes, timestamp: int) -> None:
@@ -166,7 +161,7 @@ class Processing:
     def route(self) -> bytes:
         """The encoded key of the current record."""
         if self._route is None:
-            encode_key(self.key)
+            encode_key(self.key)  # says what is wrong with it
             raise MissingKey("the record has no key")
         return self._route
 
@@ -232,14 +227,13 @@ class Processing:
     def _fire(self, store: str, documents: Documents, clock: Clock, limit: int) -> None:
         before = [len(encoder) for encoder in self._encoders.values()]
         fire = self._fires.get(store)
-        for route, timers in documents.due(clock, limit):
-            state = documents.state(route)
-            for timer in timers:
+        for page in documents.due(clock, limit):
+            for state, timer in page:
                 if not state._take(timer):
                     continue
                 self._undo.clear()  # it is gone, whatever comes of the call
                 name, _, due = timer
-                self.enter(route, due if clock == "event" else self.time_ms)
+                self.enter(state._route, due if clock == "event" else self.time_ms)
                 if fire is not None:
                     with self._alone():
                         fire(name)
@@ -274,15 +268,14 @@ class Processing:
 
     def _after_some(self, before: list[int], *, is_quiet: bool) -> None:
         """Put away what some records have left, and make room."""
-        for encoder, length in zip(self._encoders.values(), before, strict=True):
-            if is_quiet:
+        if is_quiet:
+            for encoder, length in zip(self._encoders.values(), before, strict=True):
                 encoder.truncate(length)
         for target, letters in self._letters.items():
             parcels = self.sent.setdefault(target, [])
             parcels.append(Parcel(self._partition, self._attempt, len(parcels), is_quiet, letters))
         self._letters.clear()
-        if sum(len(documents.states) for documents in self._documents.values()) > SPILL_AFTER:
-            self._spill()
+        self._make_room()
 
     def _see(self, chunk: Chunk) -> None:
         """The event times of the source; records without one move nothing."""
@@ -292,8 +285,10 @@ class Processing:
         elif chunk.timestamps is None and chunk.values:
             self.saw(self.time_ms)
 
-    def _spill(self) -> None:
-        """Make room: a batch that touches more keys than memory holds must not die of it, again and again."""
+    def _make_room(self) -> None:
+        """A batch that touches more keys than memory holds must not die of it, again and again."""
+        if sum(len(documents.states) for documents in self._documents.values()) <= SPILL_AFTER:
+            return
         if self._scratch is None:
             self._scratch = self._open_scratch()
             logger.info(
@@ -346,7 +341,7 @@ class Processing:
         keys: list[bytes] = []
         values: list[bytes | None] = []
         index: list[tuple[bytes, bytes | None]] = []
-        keys_grown = bytes_grown = updated = removed = 0
+        keys_grown = bytes_grown = 0
         for _, documents in sorted(self._documents.items()):
             changes = documents.changes()
             self._check_sizes(documents, changes.keys, changes.values)
@@ -357,9 +352,8 @@ class Processing:
             bytes_grown += changes.size
         removed = values.count(None)
         updated = len(values) - removed
-        if index:
-            keys += [key for key, _ in index]
-            values += [value for _, value in index]
+        keys += [key for key, _ in index]
+        values += [value for _, value in index]
         delta = write_delta(storage, paths.delta(job.version, partition, attempt), keys, values) if keys else None
         reach("task.delta.durable", job.version)
         outboxes: dict[str, FileRef] = {}

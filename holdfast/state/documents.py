@@ -28,7 +28,7 @@ from holdfast.errors import InvalidPipeline, MissingKey, UnsupportedKey, Unsuppo
 from holdfast.state.cell import Clock
 from holdfast.state.codecs import Codec, is_scalar
 from holdfast.state.keys import decode_key, encode_key
-from holdfast.state.timers import CLOCKS, Dues, TimerIndex
+from holdfast.state.timers import CLOCKS, Dues, Place, TimerIndex
 from holdfast.stores.base import Mark, Store
 from holdfast.times import milliseconds
 
@@ -316,19 +316,22 @@ class Documents:
                 state._known, state._before = self._known.pop(route)
         return state
 
-    def due(self, clock: Clock, before: int) -> Iterator[tuple[bytes, list[Timer]]]:
-        """The keys that have timers on `clock` that are due, and these; whatever has expired will be removed."""
+    def due(self, clock: Clock, before: int) -> Iterator[Iterator[tuple[State, Timer]]]:
+        """The timers on `clock` that are due, page by page, of each key in the order of their times."""
         for places in self._index.due(clock, before):
             self.prefetch(place.route for place in places)
-            for place in places:
-                state = self.state(place.route)
-                dues = state._before
-                if dues is None or dues[CLOCKS.index(clock)] != place.due:
-                    self._index.drop(place)  # of a document that a restore has replaced since
-                state._mark()  # whatever has expired goes, and the document gets another place
-                timers = state._due_timers(clock, before)
-                if timers:
-                    yield place.route, timers
+            yield self._due_at(places, before)
+
+    def _due_at(self, places: list[Place], before: int) -> Iterator[tuple[State, Timer]]:
+        """Look at the documents of a page: whatever has expired goes, and they get another place in the index."""
+        for place in places:
+            state = self.state(place.route)
+            dues = state._before
+            if dues is None or dues[CLOCKS.index(place.clock)] != place.due:
+                self._index.drop(place)  # of a document that a restore has replaced since
+            state._mark()
+            for timer in state._due_timers(place.clock, before):
+                yield state, timer
 
     def spill(self, scratch: Store) -> None:
         """Put what has changed so far on disk and forget the rest: a batch may touch more keys than memory holds."""

@@ -18,8 +18,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
-def rows(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> list[tuple[Any, ...]]:
+def rows(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[Any, ...]]:
     """What the example that the test is named for gives."""
+    monkeypatch.syspath_prepend(EXAMPLES)
     name = request.node.name.removeprefix("test_")
     program = runpy.run_path(str(EXAMPLES / f"spark_{name}.py"))
     return sorted((tuple(row) for row in program["main"](spark, tmp_path)), key=repr)

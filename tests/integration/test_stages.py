@@ -138,15 +138,18 @@ def test_a_timer_fires_though_nothing_comes(spark: SparkSession, tmp_path: Path,
     else:
         source = Endless([{"user": "ann", "n": 1}, {"user": "bob", "n": 2}], "user", None)
     fired: dict[str, int] = {}
-    app.dataframe(source).apply(remember, stateful=True, expand=True, metadata=True, on_timer=tell).inspect(
-        lambda row: fired.setdefault(row["user"], row["last"])
-    )
+    all_fired = threading.Event()
+
+    def see(row: dict[str, Any]) -> None:
+        fired[row["user"]] = row["last"]
+        if len(fired) == 2:
+            all_fired.set()
+
+    app.dataframe(source).apply(remember, stateful=True, expand=True, metadata=True, on_timer=tell).inspect(see)
     runner = threading.Thread(target=app.run)
     runner.start()
     try:
-        limit = time.monotonic() + 30
-        while len(fired) < 2 and time.monotonic() < limit:
-            time.sleep(0.05)
+        assert all_fired.wait(30), fired
     finally:
         app.stop()
         runner.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -10,16 +9,12 @@ from typing import Any
 
 import pytest
 from pyspark.sql import Row as SparkRow
-from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
 
-from holdfast.errors import InvalidTimeout, NoState, NoWatermark, UnknownOption, UnsupportedValue
-from holdfast.plan.steps import Gather
+from holdfast.errors import InvalidTimeout, NoState, NoWatermark, UnsupportedValue
 from holdfast.state.cell import Clock
-from holdfast.state.durations import duration_ms
 from holdfast.state.group import GroupFunction, GroupState, GroupStateTimeout
 from holdfast.state.python_codec import PythonCodec
-from holdfast.state.row import Row, conversion, row_of
-from holdfast.testing import Harness
+from holdfast.state.row import Row, row_of
 
 NO, PROCESSING, EVENT = GroupStateTimeout
 EACH_TIMEOUT = pytest.mark.parametrize("timeout", list(GroupStateTimeout))
@@ -510,81 +505,6 @@ def test_an_output_does_not_change_with_the_row_that_it_came_from() -> None:
     assert row.a == 1
 
 
-# -- rows --------------------------------------------------------------------------------------------------------
-
-
-def test_a_row_reads_as_spark_s_does() -> None:
-    ours, sparks = Row(user="ann", amount=3), SparkRow(user="ann", amount=3)
-    for row in (ours, sparks):
-        user, amount = row
-        assert (user, amount, row.user, row["amount"], row[0], row[-1], row[:1]) == (
-            *sparks,
-            "ann",
-            3,
-            "ann",
-            3,
-            ("ann",),
-        )
-        assert (len(row), "user" in row, "x" in row, row.asDict()) == (2, True, False, {"user": "ann", "amount": 3})
-    assert repr(ours) == repr(sparks)
-    assert ours == sparks
-    assert hash(ours) == hash(sparks)
-    assert ours != Row(user="bob", amount=3)
-    assert ours == ("ann", 3)
-    assert ours != ["ann", 3]
-
-
-def test_a_column_wins_over_a_method_of_its_name() -> None:
-    assert (Row(count=1, asDict=2).count, Row(asDict=2).asDict) == (1, 2)
-
-
-def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
-    row = Row(user="a secret", amount=3)
-    with pytest.raises(AttributeError, match=r"no column 'usr'; it has user, amount") as by_attribute:
-        _ = row.usr
-    with pytest.raises(KeyError, match=r"no column 'usr'; it has user, amount") as by_item:
-        _ = row["usr"]
-    assert "secret" not in f"{by_attribute.value}{by_item.value}"
-
-
-def test_a_row_cannot_be_changed() -> None:
-    row = Row(a=1)
-    with pytest.raises(AttributeError, match="cannot be changed"):
-        row.a = 2
-    with pytest.raises(AttributeError, match="cannot be changed"):
-        del row.a
-    assert row.a == 1
-
-
-def test_a_row_survives_pickling() -> None:
-    assert pickle.loads(pickle.dumps(Row(a=1, b=[Row(c=2)]))) == Row(a=1, b=[Row(c=2)])
-
-
-def test_rows_inside_become_dicts_if_that_is_wanted() -> None:
-    row = Row(a=Row(b=1), c=[Row(d=2)])
-    assert row.asDict()["a"] == Row(b=1)
-    assert row.asDict(recursive=True) == {"a": {"b": 1}, "c": [{"d": 2}]}
-
-
-def test_structs_and_maps_of_arrow_become_what_spark_makes_of_them() -> None:
-    inner = StructType([StructField("n", LongType()), StructField("tags", MapType(StringType(), LongType()))])
-    schema = StructType(
-        [StructField("user", StringType()), StructField("one", inner), StructField("many", ArrayType(inner))]
-    )
-    to_row = conversion(schema)
-    assert to_row is not None
-    value = {"user": "ann", "one": {"n": 1, "tags": [("a", 1)]}, "many": [{"n": 2, "tags": None}, None]}
-    assert pickle.loads(pickle.dumps(to_row))(value) == Row(
-        user="ann", one=Row(n=1, tags={"a": 1}), many=[Row(n=2, tags=None), None]
-    )
-    assert to_row({"user": None, "one": None, "many": None}) == Row(user=None, one=None, many=None)
-
-
-def test_plain_columns_need_no_conversion() -> None:
-    assert conversion(StringType()) is None
-    assert conversion(ArrayType(LongType())) is None
-
-
 def test_rows_are_made_as_they_are_asked_for() -> None:
     made = []
 
@@ -595,182 +515,3 @@ def test_rows_are_made_as_they_are_asked_for() -> None:
     group = GroupFunction(lambda key, values, state: [next(values)], flat=True, timeout=NO, to_row=to_row)
     group("k", iter([{"n": 1}, {"n": 2}]), PlainCell(), False)
     assert made == [1]
-
-
-# -- in the engine -------------------------------------------------------------------------------------------------
-
-
-def engine(
-    function: Callable[[Any, Iterator[Any], GroupState], Any], timeout: GroupStateTimeout, **options: Any
-) -> Harness:
-    """A harness that runs one group function, on values `{"n": ...}`."""
-    group = GroupFunction(function, flat=True, timeout=timeout)
-    step = Gather(group, "default", "flatMapGroupsWithState", codec, timeout is EVENT)
-    return Harness(lambda sdf: sdf._after(sdf._pipeline.add_gather(sdf._stage, sdf._node, step)), **options)
-
-
-def outputs(harness: Harness) -> list[tuple[Any, ...]]:
-    """What came out in this batch."""
-    before = len(harness.values)
-    harness.run()
-    return [tuple(value.values()) for value in harness.values[before:]]
-
-
-def count_for_a_second(key: Any, values: Iterator[Any], state: GroupState) -> Any:
-    rows = [row.n for row in values]
-    if state.hasTimedOut:
-        known = state.getOption
-        state.remove()
-        return [(key, "timed out", known, rows)]
-    state.update((state.getOption or 0) + len(rows))
-    state.setTimeoutDuration("1 second")
-    return [(key, "data", state.get, rows)]
-
-
-def test_a_group_is_called_once_per_batch_with_all_its_rows() -> None:
-    harness = engine(count_for_a_second, PROCESSING)
-    harness.feed(("a", {"n": 1}), ("b", {"n": 2}), ("a", {"n": 3}))
-    assert outputs(harness) == [("a", "data", 2, [1, 3]), ("b", "data", 1, [2])]
-    harness.feed(("b", {"n": 4}))
-    assert outputs(harness) == [("b", "data", 2, [4])]
-
-
-def test_a_timeout_is_due_when_the_clock_is_past_it_and_then_once() -> None:
-    harness = engine(count_for_a_second, PROCESSING)
-    harness.now_ms = 5000
-    harness.feed(("a", {"n": 1}))
-    harness.run()
-    harness.now_ms = 6000
-    assert outputs(harness) == []
-    harness.now_ms = 6001
-    assert outputs(harness) == [("a", "timed out", 1, [])]
-    harness.now_ms = 9000
-    assert outputs(harness) == []
-
-
-def test_rows_come_before_timeouts_and_put_off_that_of_their_group() -> None:
-    harness = engine(count_for_a_second, PROCESSING)
-    harness.feed(("a", {"n": 1}), ("b", {"n": 2}))
-    harness.run()
-    harness.now_ms = 1500
-    harness.feed(("b", {"n": 3}), ("c", {"n": 4}))
-    assert outputs(harness) == [("b", "data", 2, [3]), ("c", "data", 1, [4]), ("a", "timed out", 1, [])]
-    harness.now_ms = 2501
-    assert sorted(outputs(harness)) == [("b", "timed out", 2, []), ("c", "timed out", 1, [])]
-
-
-def test_state_and_timeouts_outlive_a_restart_on_another_machine() -> None:
-    harness = engine(count_for_a_second, PROCESSING, partitions=2)
-    harness.feed(("a", {"n": 1}))
-    harness.run()
-    harness.restart(lose_local=True)
-    harness.feed(("a", {"n": 2}))
-    assert outputs(harness) == [("a", "data", 2, [2])]
-    harness.restart(lose_local=True)
-    harness.now_ms = 1001
-    assert outputs(harness) == [("a", "timed out", 2, [])]
-
-
-def until_the_watermark(key: Any, values: Iterator[Any], state: GroupState) -> Any:
-    rows = [row.n for row in values]
-    if state.hasTimedOut:
-        return [(key, "timed out", state.getCurrentWatermarkMs(), rows)]
-    state.setTimeoutTimestamp(2000)
-    return [(key, "data", state.getCurrentWatermarkMs(), rows)]
-
-
-def test_the_watermark_is_that_of_the_batches_before_and_a_timeout_without_state_is_due_past_it() -> None:
-    harness = engine(until_the_watermark, EVENT, watermark_delay=1000)
-    harness.feed(("a", {"n": 1}, 1500))
-    assert outputs(harness) == [("a", "data", 0, [1])]
-    harness.feed(("b", {"n": 2}, 3000))
-    assert outputs(harness) == [("b", "data", 500, [2])]
-    assert outputs(harness) == []  # the watermark is at 2000
-    harness.feed(("b", {"n": 3}, 3001))
-    assert outputs(harness) == [("b", "data", 2000, [3])]
-    assert sorted(outputs(harness)) == [("a", "timed out", 2001, []), ("b", "timed out", 2001, [])]
-
-
-def test_rows_that_are_not_later_than_the_watermark_are_dropped_and_only_with_event_time() -> None:
-    for timeout, kept in ((EVENT, [3]), (NO, [1, 2, 3])):
-        harness = engine(lambda key, values, state: [(key, [row.n for row in values])], timeout, watermark_delay=1000)
-        harness.feed(("a", {"n": 0}, 3000))
-        harness.run()
-        harness.feed(("a", {"n": 1}, 1999), ("a", {"n": 2}, 2000), ("a", {"n": 3}, 2001))
-        assert outputs(harness) == [("a", kept)]
-
-
-def test_a_group_whose_rows_are_all_late_is_not_called() -> None:
-    harness = engine(until_the_watermark, EVENT, watermark_delay=0)
-    harness.feed(("b", {"n": 0}, 1000))
-    harness.run()
-    harness.feed(("a", {"n": 1}, 1000))
-    assert outputs(harness) == []
-
-
-def test_a_call_that_fails_leaves_neither_state_nor_timeout_nor_output() -> None:
-    def fragile(key: Any, values: Iterator[Any], state: GroupState) -> Iterator[Any]:
-        yield from count_for_a_second(key, values, state)
-        if state.getOption == 2 and broken:
-            raise LookupError("two")
-
-    broken = [True]
-
-    harness = engine(fragile, PROCESSING)
-    harness.feed(("a", {"n": 1}))
-    harness.run()
-    harness.feed(("a", {"n": 2}))
-    with pytest.raises(LookupError, match="two") as caught:
-        harness.run()
-    assert caught.value.holdfast_place.key == "a"  # type: ignore[attr-defined]
-    assert len(harness.values) == 1
-    broken.clear()
-    harness.restart()
-    assert outputs(harness) == [("a", "data", 2, [2])]
-
-
-def test_rows_can_be_kept_as_state() -> None:
-    def last(key: Any, values: Iterator[Any], state: GroupState) -> Any:
-        before = state.getOption
-        for row in values:
-            state.update(row)
-        return [(key, None if before is None else before.n)]
-
-    harness = engine(last, NO)
-    harness.feed(("a", {"n": 1}))
-    assert outputs(harness) == [("a", None)]
-    harness.feed(("a", {"n": 2}))
-    assert outputs(harness) == [("a", 1)]
-
-
-# -- durations ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "ms"),
-    [
-        ("1 hour", 3_600_000),
-        ("INTERVAL 1 Day", 86_400_000),
-        ("  2 minutes 30 seconds ", 150_000),
-        ("1 week", 604_800_000),
-        (".5 seconds", 500),
-        ("5. seconds", 5000),
-        ("1.0005 second", 1000),
-        ("-1.0005 second", -1000),
-        ("+ 3 seconds", 3000),
-        ("- 3 seconds", -3000),
-        ("1500 microseconds", 1),
-        (timedelta(microseconds=-1500), -1),
-        (7, 7),
-    ],
-)
-def test_durations_are_read_as_spark_reads_them(given: Any, ms: int) -> None:
-    assert duration_ms(given) == ms
-
-
-@pytest.mark.parametrize(
-    "given", ["", "interval", "1hour", "1.5 hours", "one hour", "1 h", "1", "hour", "1 hour,", "1 hour 2"]
-)
-def test_what_spark_does_not_read_as_a_duration_is_refused(given: str) -> None:
-    with pytest.raises(UnknownOption, match="is no duration"):
-        duration_ms(given)

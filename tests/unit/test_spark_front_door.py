@@ -189,7 +189,8 @@ def test_event_time_timeouts_need_a_watermark() -> None:
 
 @pytest.mark.parametrize("timeout", [GroupStateTimeout.NoTimeout, GroupStateTimeout.ProcessingTimeTimeout])
 def test_a_watermark_does_no_harm_with_other_timeouts(timeout: GroupStateTimeout) -> None:
-    grouped(watermark=True).flatMapGroupsWithState(many, "append", timeout)
+    result = grouped(watermark=True).flatMapGroupsWithState(many, "append", timeout)
+    assert result._plan.timeout is timeout
 
 
 # -- functions and output modes ----------------------------------------------------------------------------------
@@ -208,7 +209,9 @@ def test_flat_map_is_in_append_or_update_mode(mode: Any) -> None:
 
 
 def test_a_mode_may_be_written_in_any_case() -> None:
-    grouped().mapGroupsWithState(one, outputMode="Update").writeStream.outputMode("UPDATE")
+    result = grouped().mapGroupsWithState(one, outputMode="Update")
+    assert result._plan.mode == "update"
+    result.writeStream.outputMode("UPDATE")
 
 
 @pytest.mark.parametrize(("mode", "other"), [("append", "update"), ("update", "append"), ("append", "complete")])
