@@ -12,39 +12,24 @@ The new chain goes on with the instance of the old one and begins after its last
 from __future__ import annotations
 
 import logging
-import sys
-import time
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-import pyarrow as pa
-from confluent_kafka import Message
 
 from holdfast.errors import CodecMismatch, EarlierLife, IncompleteChangelog, TopicMismatch
 from holdfast.kafka import names
-from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, documents, index_of
-from holdfast.kafka.connection import Connection
-from holdfast.kafka.cursors import Cursor, cursor
+from holdfast.kafka.changelog import Milestone
 from holdfast.kafka.link import Attachment
 from holdfast.kafka.publishing import Note, ledger
-from holdfast.log import paths
-from holdfast.log.files import changes_of, write_table
+from holdfast.kafka.rounds import Lane, Progress, Round, last_milestone, ready_task, round_task
 from holdfast.log.manifest import AttemptId, Chain, InstanceId, Manifest, ManifestId, PartitionCommit, Position, new_id
-from holdfast.log.recipe import Recipe, bring, recipe_for
-from holdfast.log.storage import Storage
+from holdfast.log.recipe import recipe_for
 from holdfast.plan.program import Program
 from holdfast.runtime.batch import empty_partitions
 from holdfast.sinks.kafka import Tasks, surely_each
-from holdfast.stores.base import Mark, Store
 
 ROUND = 500_000
 """Records of a changelog partition that a round reads."""
-WINDOW = 1_000
-"""Offsets before the end in which to look for a milestone, at first."""
-
-NO_CHANGES = pa.table({"key": pa.array([], pa.binary()), "value": pa.array([], pa.binary())})
-
 Recover = Literal["changelog", "beginning", "nothing"]
 
 _OTHER_WAYS = 'run(recover="beginning") builds the state again from the topic, run(recover="nothing") begins without it'
@@ -122,15 +107,15 @@ class Restore:
         link = (
             self._attachment.link
         )  # first the workers: else the time left would be wrong for as long as they need to start
-        surely_each(self._tasks, "restore", _ready_task(self._token, link.connection, link.group, goal.lanes))
-        progress = _Progress(self._program.app, sum(goal.to) - sum(goal.since))
+        surely_each(self._tasks, "restore", ready_task(self._token, link.connection, link.group, goal.lanes))
+        progress = Progress(self._program.app, sum(goal.to) - sum(goal.since))
         manifest = head if head is not None and _continues(head, goal) else self._chain.commit(self._first(goal, head))
         while True:
-            at = _reached(manifest, goal)
+            at = _reached(manifest)
             if at == goal.to:
                 break
             manifest = self._round(manifest, goal, at)
-            progress.show(sum(_reached(manifest, goal)) - sum(goal.since))
+            progress.show(sum(_reached(manifest)) - sum(goal.since))
         self._finish(manifest, goal)
         progress.end()
 
@@ -190,7 +175,7 @@ class Restore:
         offsets, outs = self._positions(stones)
         self._check_is_not_behind(outs)
         lanes = tuple(
-            _Lane(store, attachment.changelogs[store], stage.first + local, local)
+            Lane(store, attachment.changelogs[store], stage.first + local, local)
             for stage in program.stages
             for store in stage.stores
             if store in stores
@@ -340,7 +325,7 @@ class Restore:
         # the last round takes a little more: a round for a few records costs as much as one for many
         ends = [to if to - since < 1.2 * ROUND else since + ROUND for since, to in zip(at, goal.to, strict=True)]
         jobs = [
-            _Round(
+            Round(
                 version,
                 recipe_for(self._chain, manifest, partition),
                 goal.cleared[partition],
@@ -355,7 +340,7 @@ class Restore:
         commits: list[PartitionCommit] = surely_each(
             self._tasks,
             "restore",
-            _round_task(self._token, link.connection, link.group, manifest.instance, jobs),
+            round_task(self._token, link.connection, link.group, manifest.instance, jobs),
         )
         return self._chain.commit(
             msgspec.structs.replace(
@@ -439,16 +424,6 @@ class Restore:
         )
 
 
-class _Lane(msgspec.Struct, frozen=True):
-    """A partition of a changelog topic, and the state partition that it follows."""
-
-    store: str
-    topic: str
-    partition: int
-    local: int
-    """In the topic."""
-
-
 class _Goal(msgspec.Struct, frozen=True, kw_only=True):
     """Where a restore leads, and how far it is. Without stores there is nothing to read."""
 
@@ -462,22 +437,11 @@ class _Goal(msgspec.Struct, frozen=True, kw_only=True):
     """By partition."""
     sizes: list[tuple[int, int]] = []
     """By partition: documents and their bytes."""
-    lanes: tuple[_Lane, ...] = ()
+    lanes: tuple[Lane, ...] = ()
     since: list[int] = []
     """Where they begin."""
     to: list[int] = []
     """Where they end."""
-
-
-class _Round(msgspec.Struct, frozen=True):
-    """What one partition reads in one round."""
-
-    version: int
-    recipe: Recipe
-    """Of the version before."""
-    cleared: int
-    ranges: tuple[tuple[_Lane, int, int], ...]
-    """(changelog, from, to)."""
 
 
 def _progress_position(goal: _Goal, at: list[int]) -> Position:
@@ -499,113 +463,6 @@ def _continues(head: Manifest, goal: _Goal) -> bool:
     )
 
 
-def _reached(manifest: Manifest, goal: _Goal) -> list[int]:
+def _reached(manifest: Manifest) -> list[int]:
     assert manifest.position is not None
     return list(manifest.position["offsets"])
-
-
-def _round_task(
-    token: str, connection: Connection, group: str, instance: InstanceId, jobs: list[_Round]
-) -> Callable[[int, Storage, Any], PartitionCommit]:
-    def task(partition: int, storage: Storage, stores: Any) -> PartitionCommit:
-        job = jobs[partition]
-        tables: list[pa.Table] = []
-        is_timed = False
-        for lane, since, to in job.ranges:
-            read = _read(cursor(token, connection, group, lane.topic, lane.local), since, to)
-            changes = documents(lane.store, job.cleared, read)
-            index = index_of(lane.store, changes)
-            is_timed = is_timed or index.num_rows > 0
-            tables += [changes, index]
-        changes = pa.concat_tables(tables).sort_by("key") if tables else NO_CHANGES
-        attempt = AttemptId(new_id())
-        delta = None
-        if changes.num_rows:
-            delta = write_table(storage, paths.delta(job.version, partition, attempt), changes, kind="delta")
-        store: Store
-        with stores.open(instance, partition) as store:
-            bring(store, storage, job.recipe)
-            store.apply(changes_of(changes), job.recipe.target, Mark(job.version, attempt))
-        at_once = 0 if is_timed else None  # the first batch looks what is due
-        return PartitionCommit(partition, attempt, delta, due_ms=at_once, event_due_ms=at_once)
-
-    return task
-
-
-def _ready_task(
-    token: str, connection: Connection, group: str, lanes: tuple[_Lane, ...]
-) -> Callable[[int, Storage, Any], None]:
-    """Where this has run, a worker is up, with its consumers, and has loaded what a round needs."""
-
-    def task(partition: int, storage: Storage, stores: Any) -> None:
-        for lane in lanes:
-            if lane.partition == partition:
-                cursor(token, connection, group, lane.topic, lane.local)
-        documents("", 0, {}).sort_by("key")
-
-    return task
-
-
-def _read(reading: Cursor, since: int, to: int) -> dict[bytes, bytes | None]:
-    """The last value of each key in a range."""
-    latest: dict[Any, bytes | None] = {}
-    reading.move(since)
-    while reading.at < to:
-        found = reading.take(to)
-        latest.update(zip(map(Message.key, found), map(Message.value, found), strict=True))
-    return latest
-
-
-def last_milestone(
-    connection: Connection, group: str, topic: str, partition: int, low: int, high: int
-) -> Milestone | None:
-    """The last milestone of a changelog partition: near its end, unless aborted transactions lie after it."""
-    window = WINDOW
-    reading = Cursor(connection, group, topic, partition)
-    try:
-        while high > low:
-            since = max(low, high - window)
-            reading.move(since)
-            found: bytes | None = None
-            while reading.at < high:
-                for message in reading.take(high):
-                    if message.key() == MILESTONE:
-                        found = message.value()
-            if found is not None:
-                return decode_milestone(topic, partition, found)
-            if since == low:
-                return None
-            window *= 20
-        return None
-    finally:
-        reading.close()
-
-
-class _Progress:
-    """How a restore is doing: one live line on a terminal, log lines elsewhere."""
-
-    def __init__(self, app: str, total: int) -> None:
-        self._app = app
-        self._total = total
-        self._began = self._said = time.monotonic()
-        self._live = sys.stderr.isatty()
-        logger.info("%s: restoring from the changelog topics: %s records to read", app, f"{total:,}")
-
-    def show(self, done: int) -> None:
-        now = time.monotonic()
-        rate = done / max(now - self._began, 1e-9)
-        left = (self._total - done) / max(rate, 1e-9)
-        line = (
-            f"{self._app}: restoring, {done:,} records done, {self._total - done:,} to go, {rate:,.0f} records/s, "
-            f"{left:.0f} s left"
-        )
-        if self._live:
-            sys.stderr.write(f"\r{line:<100}")
-            sys.stderr.flush()
-        else:
-            logger.info(line)
-
-    def end(self) -> None:
-        if self._live:
-            sys.stderr.write("\n")
-        logger.info("%s: the state is whole again after %.1f s", self._app, time.monotonic() - self._began)

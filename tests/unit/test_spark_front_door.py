@@ -17,11 +17,10 @@ from holdfast.spark import (
     GroupedFrame,
     GroupState,
     GroupStateTimeout,
-    KeyFunction,
     Row,
-    column_taken,
     stateful,
 )
+from holdfast.spark.keys import KeyFunction, column_taken
 from holdfast.state.row import row_of
 
 
