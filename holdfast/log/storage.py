@@ -1,6 +1,6 @@
 """Storage: durable objects with names, written once.
 
-The whole protocol needs four verbs. `put` creates and never overwrites, and what it has returned from survives a power
+The whole protocol needs few verbs. `put` creates and never overwrites, and what it has returned from survives a power
 cut. On a local disk that takes more than a plain write: bytes go to a temporary name, are synced, are linked to
 their final name (the link fails if that name exists, which makes it a put-if-absent), and the directory is synced.
 Nothing half-written is ever visible under its final name.
@@ -8,11 +8,14 @@ Nothing half-written is ever visible under its final name.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import BinaryIO, NoReturn, Protocol
 
 from holdfast.errors import HoldfastError, StorageFailed, StorageFull, StorageReadOnly
 
@@ -34,8 +37,17 @@ class Storage(Protocol):
     def get(self, name: str) -> bytes:
         """The bytes of `name`, or `Missing`."""
 
+    def put_file(self, name: str, path: Path) -> None:
+        """As `put`, of the content of a local file, which need not fit in memory."""
+
+    def get_file(self, name: str, path: Path) -> None:
+        """Write the bytes of `name` to a local file, new or not; `Missing` if there are none."""
+
     def names(self, prefix: str) -> list[str]:
         """The names that start with `prefix` (one that ends with '/'), sorted."""
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """The same with their lengths in bytes."""
 
     def delete(self, name: str) -> None:
         """Remove `name`; nothing happens if there is none."""
@@ -55,6 +67,13 @@ class LocalStorage:
         return f"LocalStorage({str(self.root)!r})"
 
     def put(self, name: str, data: bytes) -> None:
+        self._create(name, lambda file: file.write(data))
+
+    def put_file(self, name: str, path: Path) -> None:
+        with path.open("rb") as source:
+            self._create(name, lambda file: shutil.copyfileobj(source, file, 1 << 20))
+
+    def _create(self, name: str, write: Callable[[BinaryIO], object]) -> None:
         final = self.root / name
         temporary = final.with_name(f".{secrets.token_hex(8)}.tmp")
         try:
@@ -66,7 +85,7 @@ class LocalStorage:
             try:
                 try:
                     with os.fdopen(descriptor, "wb") as file:
-                        file.write(data)
+                        write(file)
                         file.flush()
                         if self._durable:
                             os.fsync(file.fileno())
@@ -88,14 +107,32 @@ class LocalStorage:
         except OSError as error:
             raise_as_storage_error(error, self.root / name)
 
-    def names(self, prefix: str) -> list[str]:
+    def get_file(self, name: str, path: Path) -> None:
         try:
-            entries = os.listdir(self.root / prefix)  # noqa: PTH208  (names, not paths)
+            shutil.copyfile(self.root / name, path)
+        except FileNotFoundError as error:
+            if not path.parent.is_dir():
+                raise_as_storage_error(error, path)
+            raise Missing(name) from None
+        except OSError as error:
+            raise_as_storage_error(error, path)
+
+    def names(self, prefix: str) -> list[str]:
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        try:
+            with os.scandir(self.root / prefix) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        if not entry.name.startswith("."):
+                            found[prefix + entry.name] = entry.stat().st_size
         except FileNotFoundError:
-            return []
+            return {}
         except OSError as error:
             raise_as_storage_error(error, self.root / prefix)
-        return sorted(prefix + entry for entry in entries if not entry.startswith("."))
+        return found
 
     def delete(self, name: str) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from holdfast.log.manifest import InstanceId
@@ -38,8 +39,17 @@ class MemoryStorage:
         except KeyError:
             raise Missing(name) from None
 
+    def put_file(self, name: str, path: Path) -> None:
+        self.put(name, path.read_bytes())
+
+    def get_file(self, name: str, path: Path) -> None:
+        path.write_bytes(self.get(name))
+
     def names(self, prefix: str) -> list[str]:
-        return sorted(name for name in self.objects if name.startswith(prefix))
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        return {name: len(data) for name, data in self.objects.items() if name.startswith(prefix)}
 
     def delete(self, name: str) -> None:
         self.objects.pop(name, None)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -208,9 +209,18 @@ class FaultyStorage:
         self._before()
         return self._world.storage.get(name)
 
+    def put_file(self, name: str, path: Path) -> None:
+        self.put(name, path.read_bytes())
+
+    def get_file(self, name: str, path: Path) -> None:
+        path.write_bytes(self.get(name))
+
     def names(self, prefix: str) -> list[str]:
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
         self._before()
-        return self._world.storage.names(prefix)
+        return self._world.storage.sizes(prefix)
 
     def delete(self, name: str) -> None:
         self._before()

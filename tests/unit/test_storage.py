@@ -70,6 +70,19 @@ def test_it_travels_to_another_process(storage: LocalStorage) -> None:
     assert pickle.loads(pickle.dumps(storage)).get("a/x") == b"1"
 
 
+def test_a_file_goes_in_and_comes_out_as_it_is(storage: LocalStorage, tmp_path: Path) -> None:
+    given, got = tmp_path / "given", tmp_path / "got"
+    given.write_bytes(b"0123456789" * 300_000)
+    storage.put_file("files/1", given)
+    with pytest.raises(Exists):
+        storage.put_file("files/1", given)
+    storage.get_file("files/1", got)
+    assert got.read_bytes() == given.read_bytes()
+    assert storage.sizes("files/") == {"files/1": 3_000_000}
+    with pytest.raises(Missing):
+        storage.get_file("files/2", got)
+
+
 # -- two at once -------------------------------------------------------------------------------------------------
 
 
