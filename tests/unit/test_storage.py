@@ -184,7 +184,7 @@ def test_reading_listing_and_deleting_name_the_disk_too(
     storage.put("a/x", b"1")
     with monkeypatch.context() as broken:
         broken.setattr(Path, "read_bytes", failing_with(code))
-        broken.setattr(os, "listdir", failing_with(code))
+        broken.setattr(os, "scandir", failing_with(code))
         broken.setattr(Path, "unlink", failing_with(code))
         for act in (lambda: storage.get("a/x"), lambda: storage.names("a/"), lambda: storage.delete("a/x")):
             with pytest.raises(kind):
