@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,13 +17,29 @@ _IN_MEMORY = Path("/dev/shm")
 class Persistence:
     """A place for the checkpoint: a local path or a file:// URL.
 
+    Parameters
+    ----------
+    snapshot_every
+        How often the state is written down whole, so that a restore need not begin with the first change: a timedelta, or a
+        number of batches. By default whenever the changes since the last time have become many or large.
+    keep
+        How many snapshots are kept, with everything that a restore from the oldest of them needs.
+
     Guaranteed: everything that a restart needs is there; local stores can be lost at any time.
 
     >>> Persistence("/data/orders").directory.name
     'orders'
     """
 
-    def __init__(self, url: str | Path) -> None:
+    def __init__(self, url: str | Path, *, snapshot_every: timedelta | int | None = None, keep: int = 2) -> None:
+        if isinstance(snapshot_every, bool) or not isinstance(snapshot_every, timedelta | int | None):
+            raise UnknownOption(f"Persistence(snapshot_every={snapshot_every!r}): a timedelta or a number of batches")
+        if snapshot_every is not None and snapshot_every <= (0 if isinstance(snapshot_every, int) else timedelta()):
+            raise UnknownOption(f"Persistence(snapshot_every={snapshot_every!r}): it is positive")
+        if type(keep) is not int or keep < 1:
+            raise UnknownOption(f"Persistence(keep={keep!r}): it is a positive number of snapshots")
+        self.snapshot_every = snapshot_every
+        self.keep = keep
         text = str(url)
         parts = urlsplit(text)
         if parts.scheme not in ("", "file") or not text.strip():

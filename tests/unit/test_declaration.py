@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,17 @@ def test_a_checkpoint_lives_on_a_local_path(url: str) -> None:
 @pytest.mark.parametrize("url", ["/data/my orders", Path("/data/my orders"), "file:///data/my%20orders"])
 def test_a_path_and_its_url_are_the_same_place(url: Any) -> None:
     assert Persistence(url).directory == Path("/data/my orders")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"snapshot_every": True}, {"snapshot_every": 0}, {"snapshot_every": timedelta(0)}, {"snapshot_every": "1 minute"}]
+    + [{"keep": 0}, {"keep": 1.5}],
+)
+def test_snapshots_come_after_a_time_or_a_number_of_batches(options: dict[str, Any]) -> None:
+    with pytest.raises(UnknownOption, match=next(iter(options))):
+        Persistence("/data/orders", **options)
+    assert Persistence("/data/orders", snapshot_every=timedelta(seconds=10)).keep == 2
 
 
 # -- sources -----------------------------------------------------------------------------------------------------
