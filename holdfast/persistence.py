@@ -34,7 +34,8 @@ class Persistence:
     def __init__(self, url: str | Path, *, snapshot_every: timedelta | int | None = None, keep: int = 2) -> None:
         if isinstance(snapshot_every, bool) or not isinstance(snapshot_every, timedelta | int | None):
             raise UnknownOption(f"Persistence(snapshot_every={snapshot_every!r}): a timedelta or a number of batches")
-        if snapshot_every is not None and snapshot_every <= (0 if isinstance(snapshot_every, int) else timedelta()):
+        amount = snapshot_every.total_seconds() if isinstance(snapshot_every, timedelta) else snapshot_every
+        if amount is not None and amount <= 0:
             raise UnknownOption(f"Persistence(snapshot_every={snapshot_every!r}): it is positive")
         if type(keep) is not int or keep < 1:
             raise UnknownOption(f"Persistence(keep={keep!r}): it is a positive number of snapshots")

@@ -211,8 +211,14 @@ def test_a_path_and_its_url_are_the_same_place(url: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"snapshot_every": True}, {"snapshot_every": 0}, {"snapshot_every": timedelta(0)}, {"snapshot_every": "1 minute"}]
-    + [{"keep": 0}, {"keep": 1.5}],
+    [
+        {"snapshot_every": True},
+        {"snapshot_every": 0},
+        {"snapshot_every": timedelta(0)},
+        {"snapshot_every": "1 minute"},
+        {"keep": 0},
+        {"keep": 1.5},
+    ],
 )
 def test_snapshots_come_after_a_time_or_a_number_of_batches(options: dict[str, Any]) -> None:
     with pytest.raises(UnknownOption, match=next(iter(options))):
