@@ -196,6 +196,7 @@ class Application:
             check_session(spark)
         self._spark_ui = spark_ui
         self._spark_config = dict(spark_config or {})
+        self._iterables = 0
         self._pipeline: Pipeline | None = None
         self._query: Query | None = None
         self._stopping = False
@@ -218,7 +219,9 @@ class Application:
         Guaranteed: every record is processed exactly once across runs, by its position. That holds if the same position is the
         same record each time; more records may be added at the end between runs.
         """
-        return IterableSource(records, key, timestamp)
+        self._iterables += 1
+        name = "iterable" if self._iterables == 1 else f"iterable-{self._iterables}"
+        return IterableSource(records, key, timestamp, name)
 
     def from_spark(
         self,
@@ -304,9 +307,11 @@ class Application:
     def dataframe(
         self, source: Source | Topic, *, watermark_delay: timedelta | int | str | None = None
     ) -> StreamingDataFrame:
-        """The stream of a topic or another source. An application has one source, used once; branch the frame instead.
+        """The stream of a topic or another source. A source is used once: branch its frame instead.
 
-        `watermark_delay` stands for the application's.
+        An application can read several topics, or several iterables, and `concat` their frames; it commits all of them
+        together. Topics must then have the same number of partitions. `watermark_delay` stands for the application's; of
+        several sources the one that is furthest behind moves the watermark.
         """
         if isinstance(source, Topic):
             source = self._linked("dataframe(topic)").source(source)
@@ -314,16 +319,14 @@ class Application:
             raise InvalidPipeline(
                 f"dataframe() takes a source such as app.from_iterable(), not {type(source).__qualname__}"
             )
-        if self._pipeline is not None:
-            same = self._pipeline.source is source
-            raise InvalidPipeline(
-                "this source is already used: keep the first dataframe and branch it"
-                if same
-                else "this application has a source already: one application reads one source"
-            )
-        self._pipeline = pipeline = Pipeline(source)
-        pipeline.watermark = self._watermark if watermark_delay is None else watermark_of(watermark_delay, self._idle)
-        return frame_of(pipeline)
+        if self._pipeline is None:
+            self._pipeline = Pipeline(source)
+            self._pipeline.watermark = self._watermark
+        else:
+            self._pipeline.add_source(source)
+        if watermark_delay is not None:
+            self._pipeline.delay(watermark_of(watermark_delay, self._idle))
+        return frame_of(self._pipeline, source)
 
     # -- running ---------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from holdfast.plan.steps import Call, Node, SetTimestamp
 from holdfast.sinks.foreach_batch import ForeachBatchTarget
 from holdfast.sinks.table import FORMATS, TableTarget, same_table, table_id
 from holdfast.sinks.values import InspectTarget, PrintTarget
-from holdfast.sources.base import extractor
+from holdfast.sources.base import Source, extractor
 from holdfast.state.documents import State
 from holdfast.state.python_codec import PythonCodec
 
@@ -136,12 +136,12 @@ class StreamingDataFrame:
         if name is None and isinstance(key, str):
             name = key
         stage = self._pipeline.add_stage(self._stage, self._node, function, "group_by", name, partitions)
-        return type(self)(self._pipeline, stage, stage.root)
+        return type(self)(self._pipeline, stage, stage.entry)
 
     def key_by(self, func: Callable[[Any], Any], *, name: str | None = None, partitions: int | None = None) -> Self:
         """As `group_by` with a function, under the name that Malstrom users know."""
         stage = self._pipeline.add_stage(self._stage, self._node, func, "key_by", name, partitions)
-        return type(self)(self._pipeline, stage, stage.root)
+        return type(self)(self._pipeline, stage, stage.entry)
 
     def stateful_map(self, name: str, func: Callable[[Any, Any, Any], tuple[Any, Any]], default: Any = None) -> Self:
         """Replace the value by the first of what `func(key, value, state)` returns; the second is the key's new state.
@@ -223,7 +223,10 @@ class StreamingDataFrame:
         return joined
 
     def concat(self, other: StreamingDataFrame) -> Self:
-        """The records of both frames, which must be of the same stage: change the key after this, not before.
+        """The records of both frames, of one source or of two: change the key after this, not before.
+
+        State of the steps after it is by key, whichever frame a record comes from; topics must have the same number of
+        partitions for that. A store belongs to these steps alone: those before have others.
 
         Guaranteed: each record passes once per frame that it is in; there is no order between the frames.
 
@@ -376,10 +379,9 @@ class StreamingDataFrame:
         return type(self)(self._pipeline, self._stage, node)
 
 
-def frame_of(pipeline: Pipeline) -> StreamingDataFrame:
-    """The stream of a pipeline's source."""
-    first = pipeline.stages[0]
-    return StreamingDataFrame(pipeline, first, first.root)
+def frame_of(pipeline: Pipeline, source: Source | None = None) -> StreamingDataFrame:
+    """The stream of one of a pipeline's sources; by default of the only one."""
+    return StreamingDataFrame(pipeline, pipeline.stages[0], pipeline.entry(source or pipeline.source))
 
 
 def _named(verb: str, given: tuple[Any, ...]) -> tuple[str, Any]:

@@ -40,19 +40,15 @@ class Milestone(msgspec.Struct, frozen=True, kw_only=True):
     cleared: int
     """The version at which the state was last emptied: documents that are not later are void."""
     time_ms: int
-    topic: str
-    """The id of the source topic."""
-    offset: int
-    """The next offset of the source partition."""
-    out: int
-    """The offset up to which the output is out: later than `offset` while state is rebuilt, otherwise the same."""
-    offsets: tuple[int, ...] = ()
-    """Where all source partitions stand, if records change their key, and with it the partition, within a version: then no
-    partition stands for itself, and all milestones must be of one version."""
-    outs: tuple[int, ...] = ()
-    """The same of `out`."""
+    topics: dict[str, str]
+    """By source topic: its id."""
+    offsets: tuple[int, ...]
+    """The next offset of the partition in each source topic. If records change their key, and with it the partition, within a
+    version: of all partitions, as in a manifest; then none stands for itself, and all milestones must be of one version."""
+    outs: tuple[int, ...]
+    """The offsets up to which the output is out: later than `offsets` while state is rebuilt, otherwise the same."""
     watermark_ms: int | None = None
-    event_ms: int | None = None
+    event_ms: tuple[int | None, ...] = ()
     """As in a manifest."""
     codec: str
     keys: int = 0

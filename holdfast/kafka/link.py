@@ -55,7 +55,7 @@ class Link(msgspec.Struct):
         return topic
 
     def source(self, topic: Topic) -> KafkaSource:
-        return KafkaSource(topic, self.connection, self.group, self.reset, self.on_data_loss)
+        return KafkaSource([topic], self.connection, self.group, self.reset, self.on_data_loss)
 
     def dead_letters(self, index: int) -> Sink | None:
         """The sink of records that failed."""
@@ -81,20 +81,23 @@ class Attachment:
         source = pipeline.source
         self.source = source if isinstance(source, KafkaSource) else None
         self._used = _used_topics(pipeline, link)
-        if self.source is not None and self.source.name not in link.topics:
-            raise InvalidPipeline(f"topic {self.source.name} belongs to another application: take one of app.topic()")
-        used = [name for name in link.topics if name in {*self._used.values(), *([source.name] if self.source else [])}]
+        read = () if self.source is None else self.source.names
+        for name in read:
+            if name not in link.topics:
+                raise InvalidPipeline(f"topic {name} belongs to another application: take one of app.topic()")
+        used = [name for name in link.topics if name in {*self._used.values(), *read}]
         found = self.cluster.check([_need(link.topics[name]) for name in used], create=link.create)
         self.partitions: int | None = None
-        """Of the source topic."""
+        """Of the source's topics."""
+        self.identities = {name: found[name].id for name in read}
+        """By topic of the source: its id."""
         if self.source is not None:
-            state = found[self.source.name]
+            states = [found[name] for name in read]
             if head is not None and head.source == "kafka" and head.position is not None:
-                position = head.position["from"] if head.kind == "restoring" else head.position
-                check_same_topic(state.name, position["topic"], head.stages[0].partitions, state.id, state.partitions)
-            self.partitions = state.partitions
-            self._replication = state.replication
-            self.source.connect(self.cluster, state.partitions, state.id)
+                _check_same_topics(head, states)
+            self.partitions = _common_partitions(states)
+            self._replication = max(state.replication for state in states)
+            self.source.connect(self.cluster, self.partitions, self.identities)
         self.stores = [store for stage in pipeline.stages for store in stores_of(stage.root)]
         self.changelogs: dict[str, str] = {}
         """By store: the name of its changelog topic."""
@@ -140,7 +143,7 @@ class Attachment:
         return Route(
             connection=self.link.connection,
             group=self.link.group,
-            source=None if self.source is None else self.source.name,
+            sources=() if self.source is None else self.source.names,
             topics=self._used,
             changelogs=self.changelogs,
             homes={store: (stage.first, stage.partitions) for stage in program.stages for store in stage.stores},
@@ -176,7 +179,7 @@ class Attachment:
     def _wanted_changelogs(self) -> dict[str, str]:
         assert self.source is not None
         if self.link.use_changelogs:
-            return {store: names.changelog(self.link.group, self.source.name, store) for store in self.stores}
+            return {store: names.changelog(self.link.group, self.source.names, store) for store in self.stores}
         logger.warning("use_changelog_topics is off: if the checkpoint is lost, state and position are lost with it")
         return {}
 
@@ -207,6 +210,33 @@ class Attachment:
         wanted = {*self._used.values(), *self.changelogs.values()}
         settings = self.cluster.configuration(sorted(wanted))
         return {topic: int(settings[topic].get("max.message.bytes", BROKERS_MOST)) for topic in wanted}
+
+
+def _check_same_topics(head: Manifest, states: list[TopicState]) -> None:
+    """Refuse topics that are not those of the checkpoint."""
+    assert head.position is not None
+    position = head.position["from"] if head.kind == "restoring" else head.position
+    recorded: dict[str, str] = position["topics"]
+    if list(recorded) != [state.name for state in states]:
+        raise TopicMismatch(
+            f"the checkpoint was read from {', '.join(recorded)}, the program reads {', '.join(state.name for state in states)}: "
+            "read the same topics, or begin a new checkpoint: take another application name",
+            topic=states[0].name,
+        )
+    for state in states:
+        check_same_topic(state.name, recorded[state.name], head.stages[0].partitions, state.id, state.partitions)
+
+
+def _common_partitions(states: list[TopicState]) -> int:
+    """The number of partitions that all topics have."""
+    if len({state.partitions for state in states}) > 1:
+        listed = ", ".join(f"{state.name} has {state.partitions}" for state in states)
+        raise TopicMismatch(
+            f"topics that are read together need the same number of partitions, so that a key has one place: {listed}. Create "
+            "them alike, or copy one into a topic that fits with an application of its own",
+            topic=states[0].name,
+        )
+    return states[0].partitions
 
 
 def _used_topics(pipeline: Pipeline, link: Link) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Every name in Kafka that is ours. No other module builds one.
 
 <group>                                      consumer group: notes of what is out, and the source's offsets for lag tools
-changelog__<group>--<topic>--<store>         follows a store: as many partitions as the source topic, compacted
+changelog__<group>--<topic>--<store>         follows a store: as many partitions as its stage, compacted; of several source
+                                             topics it has the names of all
 holdfast__<group>--notes                     holds no records: its offsets in the group are the notes; slot 0 is the driver's,
                                              slot 1 + p that of the task of partition p
 holdfast-<group>-<slot>                      transactional id: whoever writes a note writes it under the id of its slot
@@ -19,8 +20,8 @@ def task_slot(partition: int) -> int:
     return 1 + partition
 
 
-def changelog(group: str, topic: str, store: str) -> str:
-    return _checked(f"changelog__{group}--{topic}--{store}")
+def changelog(group: str, topics: tuple[str, ...], store: str) -> str:
+    return _checked("--".join([f"changelog__{group}", *topics, store]))
 
 
 def notes(group: str) -> str:

@@ -87,10 +87,10 @@ class Part(msgspec.Struct, frozen=True):
     """What one partition contributes to a version."""
 
     partition: int
-    offset: int
-    """The next offset of the source partition; -1: it reads none."""
-    out: int
-    """The offset up to which the output is out with this version; later than `offset` while state is rebuilt."""
+    offsets: tuple[int, ...]
+    """Its next offset in each source topic; none if it reads none."""
+    outs: tuple[int, ...]
+    """The offsets up to which the output is out with this version; later than `offsets` while state is rebuilt."""
     delta: FileRef | None
     outboxes: dict[str, FileRef]
     """By sink."""
@@ -105,11 +105,11 @@ class Shipment(msgspec.Struct, frozen=True):
     note: Note
     cleared: int
     time_ms: int
-    topic: str
-    """The id of the source topic."""
+    topics: dict[str, str]
+    """By source topic: its id."""
     parts: tuple[Part, ...]
     watermark_ms: int | None
-    event_ms: int | None
+    event_ms: tuple[int | None, ...]
     offsets: tuple[int, ...] = ()
     """Of all partitions of the source, if records go from one to another within a version: then none stands for itself."""
     outs: tuple[int, ...] = ()
@@ -125,8 +125,8 @@ class Route(msgspec.Struct, frozen=True):
 
     connection: Connection
     group: str
-    source: str | None
-    """The source topic, if the source is one."""
+    sources: tuple[str, ...]
+    """The source topics."""
     topics: dict[str, str]
     """By sink."""
     changelogs: dict[str, str]
@@ -154,11 +154,9 @@ class Route(msgspec.Struct, frozen=True):
             manifest=shipment.note.manifest,
             cleared=shipment.cleared,
             time_ms=shipment.time_ms,
-            topic=shipment.topic,
-            offset=part.offset,
-            out=part.out,
-            offsets=shipment.offsets,
-            outs=shipment.outs,
+            topics=shipment.topics,
+            offsets=shipment.offsets or part.offsets,
+            outs=shipment.outs or part.outs,
             watermark_ms=shipment.watermark_ms,
             event_ms=shipment.event_ms,
             codec=self.codecs[store],
@@ -321,10 +319,11 @@ class Publisher:
             return
         route = self._route
         entries = [ledger(route.connection, route.group).entry(self._slot, shipment.note)]
-        if route.source is not None:
-            entries += [
-                TopicPartition(route.source, part.partition, part.out) for part in shipment.parts if part.offset >= 0
-            ]
+        entries += [
+            TopicPartition(topic, part.partition, out)
+            for part in shipment.parts
+            for topic, out in zip(route.sources, part.outs, strict=bool(part.outs))
+        ]
 
         def produce(producer: Any) -> None:
             for part in shipment.parts:

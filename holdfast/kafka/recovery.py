@@ -12,6 +12,7 @@ The new chain goes on with the instance of the old one and begins after its last
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -42,7 +43,7 @@ class Traces(msgspec.Struct, frozen=True):
 
     notes: tuple[Note, ...]
     offsets: dict[int, int]
-    """By partition: the source's offsets in the consumer group."""
+    """By lane of the source: its offset in the consumer group."""
 
 
 def find_traces(attachment: Attachment) -> Traces:
@@ -54,12 +55,13 @@ def find_traces(attachment: Attachment) -> Traces:
 
 
 def _published_offsets(attachment: Attachment) -> dict[int, int]:
-    """By partition of the source: the offset in the consumer group, which is written with the output."""
-    source = attachment.source
-    if source is None:
-        return {}
-    partitions = attachment.known[source.name].partitions
-    return attachment.cluster.group_offsets(attachment.link.group, source.name, partitions)
+    """By lane of the source: the offset in the consumer group, which is written with the output."""
+    partitions, group = attachment.partitions or 0, attachment.link.group
+    return {
+        origin * partitions + partition: offset
+        for origin, topic in enumerate(attachment.identities)
+        for partition, offset in attachment.cluster.group_offsets(group, topic, partitions).items()
+    }
 
 
 def check_first_life(attachment: Attachment) -> None:
@@ -165,8 +167,7 @@ class Restore:
             raise IncompleteChangelog(
                 "the partitions of the changelog were written by different applications or lives of one"
             )
-        identity = attachment.known[attachment.source.name].id
-        if any(stone.topic != identity for stone in known):
+        if any(stone.topics != attachment.identities for stone in known):
             raise TopicMismatch(
                 f"topic {attachment.source.name} was deleted and created again since the changelog was written: its offsets mean "
                 'nothing now; run(recover="nothing") begins anew',
@@ -185,7 +186,7 @@ class Restore:
             topic: attachment.cluster.both_offsets(topic, attachment.known[topic].partitions)
             for topic in dict.fromkeys(lane.topic for lane in lanes)
         }
-        position: Position = {"topic": identity, "offsets": offsets}
+        position: Position = {"topics": attachment.identities, "offsets": offsets}
         if outs != offsets:
             position["quiet"] = outs
         partitions = range(program.all_partitions)
@@ -195,7 +196,10 @@ class Restore:
             cleared=tuple(stones[partition].cleared if partition in stones else 0 for partition in partitions),
             time_ms=max(stone.time_ms for stone in known),
             watermark_ms=max((stone.watermark_ms for stone in known if stone.watermark_ms is not None), default=None),
-            event_ms=max((stone.event_ms for stone in known if stone.event_ms is not None), default=None),
+            event_ms=tuple(
+                max((time for time in times if time is not None), default=None)
+                for times in zip(*(stone.event_ms for stone in known), strict=True)
+            ),
             position=position,
             sizes=[
                 (stones[partition].keys, stones[partition].bytes) if partition in stones else (0, 0)
@@ -242,15 +246,21 @@ class Restore:
             )
 
     def _positions(self, stones: dict[int, Milestone]) -> tuple[list[int], list[int]]:
-        """Where the source partitions stand, and up to where their output is out."""
-        if len(self._program.stages) == 1:
-            return [stone.offset for stone in stones.values()], [stone.out for stone in stones.values()]
+        """Where the lanes of the source stand, and up to where their output is out."""
+        topics, lanes = len(self._attachment.identities), len(self._attachment.identities) * self._program.partitions
+        several = len(self._program.stages) > 1
         stone = next(iter(stones.values()))
-        if len(stone.offsets) != self._program.partitions:
+        if len(stone.offsets) != (lanes if several else topics):
             raise IncompleteChangelog(
                 f"the changelogs are of a program with other stages: {_OTHER_WAYS}", offsets=len(stone.offsets)
             )
-        return list(stone.offsets), list(stone.outs)
+        if several:
+            return list(stone.offsets), list(stone.outs)
+        own = [stones[partition] for partition in range(self._program.partitions)]
+        return (
+            [stone.offsets[topic] for topic in range(topics) for stone in own],
+            [stone.outs[topic] for topic in range(topics) for stone in own],
+        )
 
     def _check_is_stateless(self) -> None:
         attachment = self._attachment
@@ -264,14 +274,15 @@ class Restore:
     def _check_is_not_behind(self, outs: list[int]) -> None:
         """A changelog that was turned off for a while ends before the output does: what came after would be sent again."""
         out = _published_offsets(self._attachment)
-        for partition, known in enumerate(outs):
-            if out.get(partition, 0) > known:
+        for lane, known in enumerate(outs):
+            if out.get(lane, 0) > known:
+                partition = lane % self._program.partitions
                 raise IncompleteChangelog(
                     f"partition {partition}: the changelog has followed the state up to offset {known} of the source, but "
-                    f"output is out up to offset {out[partition]}: changelog topics were off in between; {_OTHER_WAYS}",
+                    f"output is out up to offset {out[lane]}: changelog topics were off in between; {_OTHER_WAYS}",
                     partition=partition,
                     changelog=known,
-                    out=out[partition],
+                    out=out[lane],
                 )
 
     def _stateless_goal(self) -> _Goal:
@@ -283,8 +294,8 @@ class Restore:
                 "Kafka holds no state and no position of this application: there is nothing to recover"
             )
         position = attachment.source.initial()
-        for partition, offset in traces.offsets.items():
-            position["offsets"][partition] = offset
+        for lane, offset in traces.offsets.items():
+            position["offsets"][lane] = offset
         return _Goal(
             instance=traces.notes[0].instance,
             version=max(note.version for note in traces.notes),
@@ -310,6 +321,7 @@ class Restore:
             time_ms=goal.time_ms,
             watermark_ms=goal.watermark_ms,
             event_ms=goal.event_ms,
+            active_ms=(goal.time_ms,) * len(goal.event_ms),
             source="kafka",
             position=_progress_position(goal, goal.since),
             spark=None,
@@ -398,20 +410,13 @@ class Restore:
         if rebuild:
             assert attachment.source is not None
             position = attachment.source.earliest()
-            position["quiet"] = [
-                max(
-                    [traces.offsets.get(partition, 0)]  # it may have expired
-                    + [
-                        stone.outs[partition] if stone.outs else stone.out
-                        for by_partition in found.values()
-                        for local, stone in enumerate(by_partition)
-                        if stone is not None
-                        and stone.topic == position["topic"]
-                        and (local == partition or partition < len(stone.outs))
-                    ]
-                )
-                for partition in range(self._program.partitions)
-            ]
+            quiet = [traces.offsets.get(lane, 0) for lane in range(len(position["offsets"]))]  # it may have expired
+            for by_partition in found.values():
+                for local, stone in enumerate(by_partition):
+                    if stone is not None and stone.topics == position["topics"]:
+                        for lane, out in self._outs(local, stone):
+                            quiet[lane] = max(quiet[lane], out)
+            position["quiet"] = quiet
             logger.info("%s: rebuilding the state from the beginning of %s", self._program.app, attachment.source.name)
         goal = _Goal(
             instance=min(instances, default=new_id()),
@@ -423,6 +428,14 @@ class Restore:
             msgspec.structs.replace(first, kind="restored", position=goal.position, cleared=first.version)
         )
 
+    def _outs(self, local: int, stone: Milestone) -> Iterator[tuple[int, int]]:
+        """By lane: up to where the output is out, as far as a milestone of a partition tells."""
+        topics, partitions = len(stone.topics), self._program.partitions
+        if len(stone.outs) == topics * partitions:
+            yield from enumerate(stone.outs)
+        elif len(stone.outs) == topics and local < partitions:
+            yield from ((topic * partitions + local, out) for topic, out in enumerate(stone.outs))
+
 
 class _Goal(msgspec.Struct, frozen=True, kw_only=True):
     """Where a restore leads, and how far it is. Without stores there is nothing to read."""
@@ -432,7 +445,7 @@ class _Goal(msgspec.Struct, frozen=True, kw_only=True):
     position: Position
     time_ms: int = 0
     watermark_ms: int | None = None
-    event_ms: int | None = None
+    event_ms: tuple[int | None, ...] = ()
     cleared: tuple[int, ...] = (0,)
     """By partition."""
     sizes: list[tuple[int, int]] = []

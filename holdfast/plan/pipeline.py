@@ -1,4 +1,4 @@
-"""A pipeline as it is being declared: a source, stages with a tree of steps each, and what delivers each sink.
+"""A pipeline as it is being declared: sources, stages with a tree of steps each, and what delivers each sink.
 
 Front doors add to it; every mistake that can be seen without running is reported by the call that makes it.
 """
@@ -31,7 +31,13 @@ class Stage:
         """The stage that its records come from; None: the source."""
         self.partitions = partitions
         """None: as many as the first one has."""
-        self.root = Node(None, [])
+        self.root = Node(None, [Node(None, [])])
+        """Its children are where records come in: of the first stage one per source, in the order of `source.names`."""
+
+    @property
+    def entry(self) -> Node:
+        """Where the records of a later stage come in."""
+        return self.root.children[0]
 
 
 class Pipeline:
@@ -40,15 +46,40 @@ class Pipeline:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.stages = [Stage(0, "source")]
+        self._entries = {source.names[0]: self.stages[0].entry}
+        """By name of a source: where its records come in."""
         self.targets: dict[str, TargetFactory | None] = {}
         """By sink; None: it is published with everything else that goes to Kafka."""
         self.watermark: Any = None
         """A `Watermark`."""
+        self._delayed = False
+        """Whether a frame has given it."""
         self._stores: dict[str, int] = {}
         """By store: its stage."""
+        self._origins: dict[str, frozenset[str]] = {}
+        """By store of the first stage: the sources whose records reach it."""
         self._codecs: dict[str, Any] = {}
         self._timed: dict[str, str] = {}
         """By store: the step that its timers belong to."""
+
+    def entry(self, source: Source) -> Node:
+        """Where the records of a source come in."""
+        return self._entries[source.names[0]]
+
+    def add_source(self, source: Source) -> None:
+        """Read another source in the same batches."""
+        (name,) = source.names
+        if name in self._entries:
+            raise InvalidPipeline(f"{name} is already read: keep the first dataframe and branch it")
+        self.source = self.source.joined(source)
+        self._entries[name] = Node(None, [])
+        self.stages[0].root.children = [self._entries[known] for known in self.source.names]
+
+    def delay(self, watermark: Any) -> None:
+        """Of several frames the one with the longest delay decides."""
+        if not self._delayed or watermark.delay_ms > self.watermark.delay_ms:
+            self.watermark = watermark
+        self._delayed = True
 
     def steps(self) -> Iterator[Step]:
         """All of them, stage by stage."""
@@ -58,7 +89,7 @@ class Pipeline:
     def add_call(self, stage: Stage, parent: Node, step: Call) -> Node:
         _check_call(step)
         if step.stateful:
-            self._claim(step.store, stage, step.codec)
+            self._claim(step.store, stage, parent, step.codec)
         if step.on_timer is not None:
             if not step.stateful:
                 raise InvalidPipeline(f"{step.verb}(on_timer=) needs stateful=True")
@@ -67,7 +98,7 @@ class Pipeline:
         return _child(parent, step)
 
     def add_gather(self, stage: Stage, parent: Node, step: Gather) -> Node:
-        self._claim(step.store, stage, step.codec)
+        self._claim(step.store, stage, parent, step.codec)
         self._claim_timers(step.store, step.label)
         return _child(parent, step)
 
@@ -104,8 +135,8 @@ class Pipeline:
                 f"the timers of store {store!r} belong to {self._timed[store]}: give {label} a store of its own"
             )
 
-    def _claim(self, store: str, stage: Stage, codec: Any) -> None:
-        """A store belongs to the stage that first named it, and has one codec."""
+    def _claim(self, store: str, stage: Stage, parent: Node, codec: Any) -> None:
+        """A store belongs to the stage that first named it and, in the first one, to the same sources; it has one codec."""
         checked_name("store", store)
         known = self._codecs.setdefault(store, codec)
         if (known is None) != (codec is None):
@@ -117,6 +148,14 @@ class Pipeline:
             raise InvalidPipeline(
                 f"store {store!r} is used before and after a change of key, which makes it two stores: give this one another name"
             )
+        if stage.index == 0:
+            here = frozenset(name for name, entry in self._entries.items() if entry.reaches(parent))
+            origins = self._origins.setdefault(store, here)
+            if origins != here:
+                raise InvalidPipeline(
+                    f"store {store!r} holds state by the keys of {_all(origins)}, this step has the records of {_all(here)}: "
+                    "give it another store= (or, in stateful_map(), another name)"
+                )
 
     def add_sink(
         self,
@@ -132,6 +171,10 @@ class Pipeline:
         ddl = None if schema is None else to_ddl(arrow_schema(schema))
         self.targets[identity] = target
         return _child(parent, Emit(Sink(identity, len(self.targets) - 1, form, ddl)))
+
+
+def _all(names: frozenset[str]) -> str:
+    return " and ".join(sorted(names))
 
 
 def _child(parent: Node, step: Step) -> Node:

@@ -40,6 +40,8 @@ class Chunk(msgspec.Struct):
     """Of the source, in a stage that does not read it; None: the task's own."""
     is_quiet: bool = False
     """The output of these records is out already: they only rebuild the state."""
+    origin: int = 0
+    """Which of the sources they come from."""
 
 
 class Record(msgspec.Struct):

@@ -109,6 +109,13 @@ class Node(msgspec.Struct, eq=False):
 
     def walk(self) -> Iterator[Step]:
         """The steps of the tree, each once, in the order in which a record meets them."""
+        return (node.step for node in self._nodes() if node.step is not None)
+
+    def reaches(self, other: Node) -> bool:
+        """Whether `other` is this node or comes after it."""
+        return any(node is other for node in self._nodes())
+
+    def _nodes(self) -> Iterator[Node]:
         met: set[int] = set()
         waiting = [self]
         while waiting:
@@ -116,8 +123,7 @@ class Node(msgspec.Struct, eq=False):
             if id(node) not in met:
                 met.add(id(node))
                 waiting += reversed(node.children)
-                if node.step is not None:
-                    yield node.step
+                yield node
 
 
 class Current(Protocol):
@@ -173,9 +179,10 @@ class Ending(Protocol):
     def call(self, route: bytes) -> None: ...
 
 
-def compiled(root: Node, current: Current) -> Flow:
-    """One function that carries a value through the tree below `root`."""
-    return _below(root, current, {})
+def compiled(root: Node, current: Current) -> list[Flow]:
+    """For each child of `root`, where records come in, a function that carries a value through the tree below it."""
+    known: dict[int, Flow] = {}
+    return [_below(entry, current, known) for entry in root.children]
 
 
 def _below(node: Node, current: Current, known: dict[int, Flow]) -> Flow:

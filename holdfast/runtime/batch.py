@@ -61,7 +61,7 @@ from holdfast.plan.sinks import check_rows, merged
 from holdfast.runtime.exchange import Outcome, gathered
 from holdfast.runtime.job import Job, Receipt
 from holdfast.runtime.task import raise_failure
-from holdfast.runtime.watermark import next_watermark
+from holdfast.runtime.watermark import activity, event_times, next_watermark
 from holdfast.sources.base import Span
 from holdfast.stores.base import DamagedStore
 
@@ -358,8 +358,8 @@ class Driver:
 
     def _manifest(self, job: Job, proposal: Proposal, receipts: list[Receipt]) -> Manifest:
         head = self.head
-        times = [time for time in (head.event_ms, *(receipt.event_ms for receipt in receipts)) if time is not None]
-        is_active = any(receipt.rows_in for receipt in receipts)
+        seen = [receipt.events for receipt in receipts]
+        sources = len(self._program.source.names)
         return msgspec.structs.replace(
             head,
             version=job.version,
@@ -369,8 +369,8 @@ class Driver:
             kind="batch",
             time_ms=job.time_ms,
             watermark_ms=job.watermark_ms,
-            event_ms=max(times, default=None),
-            active_ms=job.time_ms if is_active or head.active_ms is None else head.active_ms,
+            event_ms=event_times(head, seen, sources),
+            active_ms=activity(head, seen, sources, job.time_ms),
             position=receipts[0].end if self._ranged else None,
             spark=proposal.spark or head.spark,
             stages=self._program.shapes(),

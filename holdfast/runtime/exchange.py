@@ -48,7 +48,7 @@ class Letters(msgspec.Struct):
             column.pop()
         self.raw.pop()
 
-    def chunks(self, order: list[int], *, is_quiet: bool) -> Iterator[Chunk]:
+    def chunks(self, order: list[int], *, is_quiet: bool = False, origin: int = 0) -> Iterator[Chunk]:
         """The records with these indices."""
         for start in range(0, len(order), CHUNK):
             some = order[start : start + CHUNK]
@@ -65,6 +65,7 @@ class Letters(msgspec.Struct):
                 partitions=[self.partitions[index] for index in some],
                 raw=[_Raw(raw) for raw in raws if raw is not None] if raws[0] is not None else None,
                 is_quiet=is_quiet,
+                origin=origin,
             )
 
     def add(self, others: Letters) -> None:
@@ -84,6 +85,8 @@ class Parcel(msgspec.Struct, frozen=True):
     attempt: AttemptId
     number: int
     is_quiet: bool
+    origin: int
+    """The source that the records come from."""
     letters: Letters
 
 
@@ -128,14 +131,15 @@ class Inbox:
         if not self._in_order:
             for parcel in self._parcels():
                 letters = parcel.letters
-                yield from letters.chunks(list(range(len(letters.routes))), is_quiet=parcel.is_quiet)
+                everything = list(range(len(letters.routes)))
+                yield from letters.chunks(everything, is_quiet=parcel.is_quiet, origin=parcel.origin)
             return
-        everything = Letters()
+        gathered = Letters()
         for parcel in self._parcels():
-            everything.add(parcel.letters)
-        positions = everything.positions
+            gathered.add(parcel.letters)
+        positions = gathered.positions
         order = sorted(range(len(positions)), key=positions.__getitem__)
-        yield from everything.chunks(order, is_quiet=False)
+        yield from gathered.chunks(order)
 
     def _parcels(self) -> Iterator[Parcel]:
         """Those of one sender in the order in which they were sent."""

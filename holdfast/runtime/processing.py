@@ -87,9 +87,10 @@ class Processing:
         }
         self._open_scratch = open_scratch
         self._scratch: Store | None = None
-        self._flow = compiled(self._stage.root, self)
+        self._flows = compiled(self._stage.root, self)
         self._rows = self._skipped = self._late = 0
-        self._latest: int | None = None
+        self._events: dict[int, int | None] = {}
+        """By source: the latest event time."""
         self._was_quiet: bool | None = None
         """Whether all records so far only rebuild the state."""
 
@@ -135,8 +136,11 @@ class Processing:
 
     def saw(self, timestamp: int) -> None:
         """An event time that moves the watermark."""
-        if self._latest is None or timestamp > self._latest:
-            self._latest = timestamp
+        if self._chunk is not None:
+            origin = self._chunk.origin
+            latest = self._events.get(origin)
+            if latest is None or timestamp > latest:
+                self._events[origin] = timestamp
 
     def fires(self, store: str, fire: Fire) -> None:
         """What is called with the name of each timer of `store` that is due."""
@@ -171,7 +175,9 @@ class Processing:
         routes = chunk.routes if chunk.routes is not None else _routes(chunk)
         for documents in self._read_ahead:
             documents.prefetch(routes)
-        flow, undo, faults, timestamps = self._flow, self._undo, chunk.faults, chunk.timestamps
+        undo, faults, timestamps = self._undo, chunk.faults, chunk.timestamps
+        is_first = self._stage.level == 0
+        flow = self._flows[chunk.origin if is_first else 0]
         headers = chunk.headers
         encoders = tuple(self._encoders.values())
         before = [len(encoder) for encoder in encoders]
@@ -179,8 +185,10 @@ class Processing:
         posted = self._posted
         self._chunk = chunk
         self.timestamp, self.headers = self.time_ms, None
-        if self._program.watermark is not None and self._stage.level == 0 and not self._program.sets_timestamps:
-            self._see(chunk)
+        if is_first and chunk.values:
+            self._events.setdefault(chunk.origin, None)
+            if self._program.watermark is not None and not self._program.sets_timestamps:
+                self._see(chunk)
         for index, (self.key, self._route, value) in enumerate(zip(chunk.keys, routes, chunk.values, strict=True)):
             self._index = index
             if timestamps is not None:
@@ -204,11 +212,11 @@ class Processing:
                 undo.clear()
                 if posted:
                     posted.clear()
-        if self._stage.level == 0:
+        if is_first:
             self._rows += len(chunk.values)
-        self._chunk = None
         self._was_quiet = chunk.is_quiet and self._was_quiet is not False
         self._after_some(before, is_quiet=chunk.is_quiet)
+        self._chunk = None
 
     def finish(self) -> None:
         """After the last record: what was gathered, and then what is due."""
@@ -273,7 +281,8 @@ class Processing:
                 encoder.truncate(length)
         for target, letters in self._letters.items():
             parcels = self.sent.setdefault(target, [])
-            parcels.append(Parcel(self._partition, self._attempt, len(parcels), is_quiet, letters))
+            origin = 0 if self._chunk is None else self._chunk.origin
+            parcels.append(Parcel(self._partition, self._attempt, len(parcels), is_quiet, origin, letters))
         self._letters.clear()
         self._make_room()
 
@@ -282,7 +291,7 @@ class Processing:
         times = [time for time in chunk.timestamps or () if time is not None]
         if times:
             self.saw(max(times))
-        elif chunk.timestamps is None and chunk.values:
+        elif chunk.timestamps is None:
             self.saw(self.time_ms)
 
     def _make_room(self) -> None:
@@ -302,7 +311,7 @@ class Processing:
     def _failed(self, error: Exception, chunk: Chunk, index: int) -> None:
         """Skip the record if the user's callback says so, or put it aside; otherwise the error ends the batch."""
         program = self._program
-        source = program.source.name
+        source = program.source.names[chunk.origin]
         position = chunk.positions[index]
         partition = self._partition if chunk.partitions is None else chunk.partitions[index]
         self.place = Place(source, partition, position, self.key, self.step)
@@ -384,7 +393,7 @@ class Processing:
             bytes_grown=bytes_grown,
             keys_updated=updated,
             keys_removed=removed,
-            event_ms=self._latest,
+            events=self._events,
             due_ms=self._next_due("processing"),
             event_due_ms=self._next_due("event"),
         )

@@ -227,17 +227,17 @@ class Query:
         self._count += rows
         if rows:
             self._last_rows = time.monotonic()
-        if self._nothing_left(manifest, ended=self._ranged and manifest.position != proposal.end):
+        if self._nothing_left(manifest, proposal.end):
             self._stop.set()
 
-    def _nothing_left(self, manifest: Manifest, *, ended: bool = False) -> bool:
+    def _nothing_left(self, manifest: Manifest, proposed: Position | None = None) -> bool:
         limits = self._limits
         if limits.count is not None and self._count >= limits.count:
             return True
         source = self._program.source
         if isinstance(source, SparkSource) or manifest.position is None:
             return False
-        return (ended or bool(source.is_over(manifest.position))) and not self._driver.is_due()
+        return bool(source.is_over(manifest.position, proposed)) and not self._driver.is_due()
 
     # -- stopping ------------------------------------------------------------------------------------------------
 

@@ -162,20 +162,24 @@ def shipment_of(manifest: Manifest, only: int | None = None) -> Shipment:
     """What a version publishes; `only`: that of one partition."""
     position = manifest.position or {}
     reading = manifest.stages[0].partitions
-    offsets: list[int] = position.get("offsets") or [-1] * reading
+    offsets: list[int] = position.get("offsets") or []
     quiet: list[int] = position.get("quiet") or offsets
     outs = [max(offset, out) for offset, out in zip(offsets, quiet, strict=True)]
     several = len(manifest.stages) > 1
+
+    def lanes(of: list[int], partition: int) -> tuple[int, ...]:
+        return tuple(of[partition::reading]) if partition < reading else ()
+
     return Shipment(
         note=note_of(manifest),
         cleared=manifest.cleared,
         time_ms=manifest.time_ms,
-        topic=position.get("topic", ""),
+        topics=position.get("topics", {}),
         parts=tuple(
             Part(
                 commit.partition,
-                offsets[commit.partition] if commit.partition < reading else -1,
-                outs[commit.partition] if commit.partition < reading else -1,
+                lanes(offsets, commit.partition),
+                lanes(outs, commit.partition),
                 commit.delta,
                 commit.outboxes,
                 commit.keys,

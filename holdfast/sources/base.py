@@ -32,6 +32,11 @@ class Source(Protocol):
     """In the manifest: another kind of source cannot go on from its positions."""
     name: str
     """For people, in errors and logs."""
+    names: tuple[str, ...]
+    """Of the sources that are read together: more than one if it is a joined one. A chunk says which it is of."""
+
+    def joined(self, other: Any) -> Source:
+        """A source of the records of both; `InvalidPipeline` if they cannot be read together."""
 
 
 class RangedSource(Source, Protocol):
@@ -49,8 +54,9 @@ class RangedSource(Source, Protocol):
     def until_now(self) -> None:
         """What comes from now on is not part of this run."""
 
-    def is_over(self, position: Position) -> bool:
-        """Whether nothing can ever come after `position`, as far as can be told without reading."""
+    def is_over(self, position: Position, proposed: Position | None = None) -> bool:
+        """Whether nothing can ever come after `position`, as far as can be told without reading; or from having read, if it
+        should have been read to `proposed` and there was no more."""
 
     def read(self, partition: int, partitions: int, span: Span) -> Reading:
         """The records of `span` that belong to a state partition."""
@@ -62,6 +68,21 @@ class Reading(Protocol):
     end: Position
 
     def __iter__(self) -> Iterator[Chunk]: ...
+
+
+def fair_shares(available: list[int], rows: int) -> list[int]:
+    """How many of its available records each of several may put into a batch of `rows`: all alike, as far as there are."""
+    shares = [0] * len(available)
+    left = rows
+    open_ones = [one for one, count in enumerate(available) if count > 0]
+    while left > 0 and open_ones:
+        fair = max(1, left // len(open_ones))
+        for one in open_ones:
+            more = min(fair, available[one] - shares[one], left)
+            shares[one] += more
+            left -= more
+        open_ones = [one for one in open_ones if shares[one] < available[one]]
+    return shares
 
 
 Extract = Callable[[Any], Any]

@@ -17,6 +17,7 @@ from holdfast.errors import InvalidPipeline
 from holdfast.log.manifest import Position, new_id
 from holdfast.plan.record import Chunk, copied
 from holdfast.sources.base import CHUNK, Extract, Field, Span, extractor
+from holdfast.sources.joined import JoinedSource
 from holdfast.state.keys import encode_key, encode_keys
 from holdfast.times import milliseconds
 
@@ -45,10 +46,21 @@ class IterableSource:
                 f"a {type(records).__qualname__} can be read only once, so its records could not be read again after a crash"
             )
         self.name = name
+        self.names: tuple[str, ...] = (name,)
         self._records = records
         self._key = extractor("key", key)
         self._timestamp = extractor("timestamp", timestamp)
         self._token = new_id()
+        self._family = self._token
+        """What it has in common with the sources that it is read together with."""
+
+    def joined(self, other: Any) -> JoinedSource:
+        if not isinstance(other, IterableSource):
+            raise InvalidPipeline(
+                f"{self.name} and {other.name} cannot be read by one application: their keys lie in different partitions"
+            )
+        other._family = self._family
+        return JoinedSource(self, other)
 
     def initial(self) -> Position:
         return {"taken": 0}
@@ -63,7 +75,9 @@ class IterableSource:
     def until_now(self) -> None:
         """An iterable ends by itself."""
 
-    def is_over(self, position: Position) -> bool:
+    def is_over(self, position: Position, proposed: Position | None = None) -> bool:
+        if proposed is not None and position != proposed:
+            return True
         return not callable(self._records) and position["taken"] >= len(self._records)
 
     def read(self, partition: int, partitions: int, span: Span) -> IterableReading:
@@ -73,7 +87,7 @@ class IterableSource:
         """The records of a range, in a batch that begins at `batch`; fewer if the source ends before."""
         if not callable(self._records):
             return self._records[start:end]
-        return _cursor(self._token, self._records).take(batch, start, end)
+        return _cursor(self._family, self._token, self._records).take(batch, start, end)
 
     def chunk(self, start: int, records: Sequence[Any], partition: int, partitions: int) -> Chunk:
         """Those of `records` that belong to a partition."""
@@ -177,11 +191,14 @@ class _Cursor:
         return self._kept[start - batch : end - batch]
 
 
-_cursors: dict[str, _Cursor] = {}
+_cursors: dict[str, dict[str, _Cursor]] = {}
 
 
-def _cursor(token: str, factory: Callable[[], Iterable[Any]]) -> _Cursor:
-    if token not in _cursors:
-        _cursors.clear()  # one source at a time: a worker process outlives applications
-        _cursors[token] = _Cursor(factory)
-    return _cursors[token]
+def _cursor(family: str, token: str, factory: Callable[[], Iterable[Any]]) -> _Cursor:
+    if family not in _cursors:
+        _cursors.clear()  # those of one application: a worker process outlives it
+        _cursors[family] = {}
+    known = _cursors[family]
+    if token not in known:
+        known[token] = _Cursor(factory)
+    return known[token]

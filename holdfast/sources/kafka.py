@@ -1,25 +1,28 @@
-"""A Kafka topic as a source: a state partition is a topic partition, and the task that owns it reads its range itself.
+"""Kafka topics as a source: a state partition is a topic partition, and the task that owns it reads its range itself.
 
-The position is {"topic": id of the topic, "offsets": [next offset of each partition]}; while the state is rebuilt from the
-beginning it also has "quiet": [offset up to which the output of each partition is out already]. A range is done when the client
-has come to its end, not when so many records have: transactions leave gaps. The driver plans with the same isolation
-level as the tasks read with, so a range never ends beyond what they can see.
+Topics that are read together have the same number of partitions, and the task of partition 3 reads partition 3 of each. The
+position is {"topics": {name: id of the topic}, "offsets": [next offsets]}, with the offsets of all partitions of the first
+topic, then of the second, in the order of their names. While the state is rebuilt from the beginning it also has "quiet":
+[offsets up to which the output is out already]. Such a place in the list is called a lane here.
+
+A range is done when the client has come to its end, not when so many records have: transactions leave gaps. The driver plans
+with the same isolation level as the tasks read with, so a range never ends beyond what they can see.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BrokerAway, HoldfastError, NoTopic, OffsetsLost, TopicMismatch
+from holdfast.errors import BrokerAway, HoldfastError, InvalidPipeline, NoTopic, OffsetsLost, TopicMismatch
 from holdfast.kafka.connection import Connection
 from holdfast.kafka.cursors import Cursor, cursor
 from holdfast.kafka.topics import Topic
 from holdfast.log.manifest import Position, new_id
 from holdfast.plan.record import Chunk, Headers
-from holdfast.sources.base import Span
+from holdfast.sources.base import Span, fair_shares
 from holdfast.times import milliseconds
 
 if TYPE_CHECKING:
@@ -42,24 +45,35 @@ class KafkaSource:
 
     kind = "kafka"
 
-    def __init__(self, topic: Topic, connection: Connection, group: str, reset: str, on_data_loss: str) -> None:
-        self.name = topic.name
-        self._topic = topic
+    def __init__(
+        self, topics: Iterable[Topic], connection: Connection, group: str, reset: str, on_data_loss: str
+    ) -> None:
+        self._topics = sorted(topics, key=lambda topic: topic.name)
+        self.names = tuple(topic.name for topic in self._topics)
+        self.name = ", ".join(self.names)
         self._connection = connection
         self._group = group
         self._reset = reset
-        self._skips_losses = on_data_loss == "skip"
+        self._on_data_loss = on_data_loss
         self._token = new_id()
         self._planner: _Planner | None = None
+
+    def joined(self, other: Any) -> KafkaSource:
+        if not isinstance(other, KafkaSource):
+            raise InvalidPipeline(
+                f"{self.name} and {other.name} cannot be read by one application: their keys lie in different partitions"
+            )
+        topics = [*self._topics, *other._topics]
+        return KafkaSource(topics, self._connection, self._group, self._reset, self._on_data_loss)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_planner": None}
 
     # -- on the driver -----------------------------------------------------------------------------------------------
 
-    def connect(self, cluster: Cluster, partitions: int, identity: str) -> None:
-        """Plan with this cluster; the topic was just found to be like this."""
-        self._planner = _Planner(self._topic.name, cluster, partitions, identity)
+    def connect(self, cluster: Cluster, partitions: int, identities: dict[str, str]) -> None:
+        """Plan with this cluster; the topics were just found to have these ids."""
+        self._planner = _Planner(cluster, partitions, {name: identities[name] for name in self.names})
 
     def initial(self) -> Position:
         return self._planning.edge(first=self._reset == "earliest")
@@ -73,7 +87,7 @@ class KafkaSource:
         return self._planning.edge(first=True)
 
     def propose(self, start: Position, rows: int) -> Position:
-        return self._planning.propose(start, rows, self._skips_losses)
+        return self._planning.propose(start, rows, skip=self._on_data_loss == "skip")
 
     def count(self, span: Span) -> int:
         return sum(span.end["offsets"]) - sum(span.start["offsets"])
@@ -81,7 +95,7 @@ class KafkaSource:
     def until_now(self) -> None:
         self._planning.stop_at = self.latest()["offsets"]
 
-    def is_over(self, position: Position) -> bool:
+    def is_over(self, position: Position, proposed: Position | None = None) -> bool:
         stop_at = self._planning.stop_at
         return stop_at is not None and all(at >= end for at, end in zip(position["offsets"], stop_at, strict=True))
 
@@ -93,90 +107,99 @@ class KafkaSource:
     # -- in a task -----------------------------------------------------------------------------------------------------
 
     def read(self, partition: int, partitions: int, span: Span) -> KafkaReading:
-        return KafkaReading(self, partition, span)
+        return KafkaReading(self, partition, partitions, span)
 
-    def cursor(self, partition: int) -> Cursor:
-        """This process's consumer of a partition."""
-        return cursor(self._token, self._connection, self._group, self._topic.name, partition)
+    def cursor(self, origin: int, partition: int) -> Cursor:
+        """This process's consumer of a partition of a topic."""
+        return cursor(self._token, self._connection, self._group, self.names[origin], partition)
 
-    def chunk(self, messages: Sequence[Message]) -> Chunk:
-        """Records of messages; one whose bytes cannot be read is a fault of its own."""
-        topic = self._topic
+    def chunk(self, origin: int, messages: Sequence[Message]) -> Chunk:
+        """Records of messages of a topic; one whose bytes cannot be read is a fault of its own."""
+        topic = self._topics[origin]
         offsets: list[int] = [message.offset() for message in messages]  # type: ignore[misc]
         raw_headers = [message.headers() for message in messages]
         headers: list[Headers | None] | None = raw_headers if any(raw_headers) else None  # type: ignore[assignment]
         try:
             values = topic.value_deserializer.many([message.value() for message in messages])
             keys = topic.key_deserializer.many([message.key() for message in messages])
-            times = self._times(messages, values)
+            times = _times(topic, messages, values)
         except Exception:  # some record is at fault: find out which
-            return self._careful_chunk(messages, offsets, headers)
+            return _careful_chunk(topic, messages, offsets, headers)
         return Chunk(keys, values, times, offsets, headers=headers, raw=messages)
 
-    def _times(self, messages: Sequence[Message], values: Sequence[Any]) -> list[int | None]:
-        extract = self._topic.timestamp_extractor
-        if extract is None:
-            return [message.timestamp()[1] for message in messages]
-        return [self._time(message, value) for message, value in zip(messages, values, strict=True)]
 
-    def _time(self, message: Message, value: Any) -> int:
-        kind, time_ms = message.timestamp()
-        extract = self._topic.timestamp_extractor
-        return time_ms if extract is None else milliseconds(extract(value, message.headers(), time_ms, kind))
+def _times(topic: Topic, messages: Sequence[Message], values: Sequence[Any]) -> list[int | None]:
+    if topic.timestamp_extractor is None:
+        return [message.timestamp()[1] for message in messages]
+    return [_time(topic, message, value) for message, value in zip(messages, values, strict=True)]
 
-    def _careful_chunk(
-        self, messages: Sequence[Message], offsets: list[int], headers: list[Headers | None] | None
-    ) -> Chunk:
-        chunk = Chunk([], [], [], offsets, None, {}, headers, messages)
-        assert chunk.timestamps is not None
-        for index, message in enumerate(messages):
-            key, value, time_ms = None, None, message.timestamp()[1]
-            try:
-                key = self._topic.key_deserializer(message.key())
-                value = self._topic.value_deserializer(message.value())
-                time_ms = self._time(message, value)
-            except Exception as error:
-                chunk.faults[index] = error
-            chunk.keys.append(key)
-            chunk.values.append(value)
-            chunk.timestamps.append(time_ms)
-        return chunk
+
+def _time(topic: Topic, message: Message, value: Any) -> int:
+    kind, time_ms = message.timestamp()
+    extract = topic.timestamp_extractor
+    return time_ms if extract is None else milliseconds(extract(value, message.headers(), time_ms, kind))
+
+
+def _careful_chunk(
+    topic: Topic, messages: Sequence[Message], offsets: list[int], headers: list[Headers | None] | None
+) -> Chunk:
+    chunk = Chunk([], [], [], offsets, None, {}, headers, messages)
+    assert chunk.timestamps is not None
+    for index, message in enumerate(messages):
+        key, value, time_ms = None, None, message.timestamp()[1]
+        try:
+            key = topic.key_deserializer(message.key())
+            value = topic.value_deserializer(message.value())
+            time_ms = _time(topic, message, value)
+        except Exception as error:
+            chunk.faults[index] = error
+        chunk.keys.append(key)
+        chunk.values.append(value)
+        chunk.timestamps.append(time_ms)
+    return chunk
 
 
 class KafkaReading:
-    """The chunks of one range of one partition."""
+    """The chunks of one range of one partition, topic by topic."""
 
-    def __init__(self, source: KafkaSource, partition: int, span: Span) -> None:
+    def __init__(self, source: KafkaSource, partition: int, partitions: int, span: Span) -> None:
         self.end = span.end
         self._source = source
         self._partition = partition
-        lost = {partition: to for partition, _, to in span.end.get("lost", ())}
-        self._from = max(span.start["offsets"][partition], lost.get(partition, 0))
-        self._to = span.end["offsets"][partition]
-        quiet = span.start.get("quiet")
-        self._is_quiet = quiet is not None and self._to <= quiet[partition]
+        self._partitions = partitions
+        self._span = span
 
     def __iter__(self) -> Iterator[Chunk]:
-        if self._from >= self._to:
+        for origin in range(len(self._source.names)):
+            yield from self._chunks(origin)
+
+    def _chunks(self, origin: int) -> Iterator[Chunk]:
+        span, lane = self._span, origin * self._partitions + self._partition
+        lost = {lane: to for lane, _, to in span.end.get("lost", ())}
+        since = max(span.start["offsets"][lane], lost.get(lane, 0))
+        to = span.end["offsets"][lane]
+        if since >= to:
             return
-        cursor = self._source.cursor(self._partition)
-        cursor.move(self._from)
-        while cursor.at < self._to:
-            messages = cursor.take(self._to)
+        quiet = span.start.get("quiet")
+        cursor = self._source.cursor(origin, self._partition)
+        cursor.move(since)
+        while cursor.at < to:
+            messages = cursor.take(to)
             if messages:
-                chunk = self._source.chunk(messages)
-                chunk.is_quiet = self._is_quiet
+                chunk = self._source.chunk(origin, messages)
+                chunk.origin = origin
+                chunk.is_quiet = quiet is not None and to <= quiet[lane]
                 yield chunk
 
 
 class _Planner:
     """How far a batch may go. Lives on the driver."""
 
-    def __init__(self, topic: str, cluster: Cluster, partitions: int, identity: str) -> None:
-        self._topic = topic
+    def __init__(self, cluster: Cluster, partitions: int, identities: dict[str, str]) -> None:
         self._cluster = cluster
         self._partitions = partitions
-        self._identity = identity
+        self._identities = identities
+        """By topic."""
         self._identified = time.monotonic()
         self._away_since: float | None = None
         self._renewed = time.monotonic()
@@ -184,12 +207,13 @@ class _Planner:
 
     def edge(self, *, first: bool) -> Position:
         ask = self._cluster.first_offsets if first else self._cluster.last_offsets
-        return {"topic": self._identity, "offsets": ask(self._topic, self._partitions)}
+        offsets = [offset for topic in self._identities for offset in ask(topic, self._partitions)]
+        return {"topics": self._identities, "offsets": offsets}
 
     def propose(self, start: Position, rows: int, skip: bool) -> Position:
         try:
             self._check_identity()
-            first, last = self._cluster.both_offsets(self._topic, self._partitions)
+            first, last = self._both_offsets()
             self._check_ends(start["offsets"], last)
         except (BrokerAway, NoTopic) as error:
             self._away(error)
@@ -203,10 +227,10 @@ class _Planner:
             logger.warning("the cluster answers again after %.0f s", time.monotonic() - self._away_since)
             self._away_since = None
         begin, lost = list(start["offsets"]), []
-        for partition, (at, low) in enumerate(zip(begin, first, strict=True)):
+        for lane, (at, low) in enumerate(zip(begin, first, strict=True)):
             if at < low:
-                lost.append([partition, at, low])
-                begin[partition] = low
+                lost.append([lane, at, low])
+                begin[lane] = low
         if lost:
             self._report(lost, skip)
         if self.stop_at is not None:
@@ -214,37 +238,55 @@ class _Planner:
         quiet = start.get("quiet")
         if quiet is not None:  # a range is out already, or it is not: none is half of each
             last = [min(high, hush) if at < hush else high for at, high, hush in zip(begin, last, quiet, strict=True)]
-        taken = _shares([high - at for at, high in zip(begin, last, strict=True)], rows)
+        taken = fair_shares([high - at for at, high in zip(begin, last, strict=True)], rows)
         offsets = [at + more for at, more in zip(begin, taken, strict=True)]
-        end: Position = {"topic": self._identity, "offsets": offsets}
+        end: Position = {"topics": self._identities, "offsets": offsets}
         if lost:
             end["lost"] = lost
         if quiet is not None and any(at < hush for at, hush in zip(offsets, quiet, strict=True)):
             end["quiet"] = quiet
         return end
 
+    def _both_offsets(self) -> tuple[list[int], list[int]]:
+        """The first and last offsets of all lanes."""
+        first: list[int] = []
+        last: list[int] = []
+        for topic in self._identities:
+            low, high = self._cluster.both_offsets(topic, self._partitions)
+            first += low
+            last += high
+        return first, last
+
+    def _place(self, lane: int) -> tuple[str, int]:
+        """The topic and partition of a lane."""
+        return list(self._identities)[lane // self._partitions], lane % self._partitions
+
     def _report(self, lost: list[list[int]], skip: bool) -> None:
-        partition, since, to = lost[0]
-        where = ", ".join(f"partition {partition} from {since} to {to}" for partition, since, to in lost)
+        lane, since, to = lost[0]
+        topic, partition = self._place(lane)
+        where = ", ".join(
+            "topic {}, partition {} from {} to {}".format(*self._place(lane), since, to) for lane, since, to in lost
+        )
         if skip:
-            logger.warning("topic %s: the records of %s are gone; going on after them", self._topic, where)
+            logger.warning("the records of %s are gone; going on after them", where)
             return
         raise OffsetsLost(
-            f"topic {self._topic}: the records of {where} were deleted before they were read. To go on without them, start with "
+            f"the records of {where} were deleted before they were read. To go on without them, start with "
             'on_data_loss="skip": the gap is then recorded in the checkpoint. Otherwise put the topic back',
-            topic=self._topic,
+            topic=topic,
             partition=partition,
             since=since,
             to=to,
         )
 
     def _check_ends(self, begin: list[int], last: list[int]) -> None:
-        for partition, (at, high) in enumerate(zip(begin, last, strict=True)):
+        for lane, (at, high) in enumerate(zip(begin, last, strict=True)):
             if at > high:
+                topic, partition = self._place(lane)
                 raise TopicMismatch(
-                    f"topic {self._topic}, partition {partition} ends at offset {high}, before {at}, which was read already: its "
+                    f"topic {topic}, partition {partition} ends at offset {high}, before {at}, which was read already: its "
                     "records are others now. Begin a new checkpoint, or put the topic back",
-                    topic=self._topic,
+                    topic=topic,
                     partition=partition,
                 )
 
@@ -255,14 +297,16 @@ class _Planner:
     def _check_identity(self) -> None:
         if time.monotonic() - self._identified < IDENTITY_S:
             return
-        found = self._cluster.topics([self._topic]).get(self._topic)
-        check_same_topic(
-            self._topic,
-            self._identity,
-            self._partitions,
-            None if found is None else found.id,
-            0 if found is None else found.partitions,
-        )
+        known = self._cluster.topics(list(self._identities))
+        for topic, identity in self._identities.items():
+            found = known.get(topic)
+            check_same_topic(
+                topic,
+                identity,
+                self._partitions,
+                None if found is None else found.id,
+                0 if found is None else found.partitions,
+            )
         self._identified = time.monotonic()
 
     def _away(self, error: HoldfastError) -> None:
@@ -296,18 +340,3 @@ def check_same_topic(name: str, identity: str, partitions: int, found: str | Non
             recorded=partitions,
             found=found_partitions,
         )
-
-
-def _shares(available: list[int], rows: int) -> list[int]:
-    """How many of the available records each partition may take of a batch of `rows`: all alike, as far as there are."""
-    shares = [0] * len(available)
-    left = rows
-    open_partitions = [partition for partition, count in enumerate(available) if count > 0]
-    while left > 0 and open_partitions:
-        fair = max(1, left // len(open_partitions))
-        for partition in open_partitions:
-            more = min(fair, available[partition] - shares[partition], left)
-            shares[partition] += more
-            left -= more
-        open_partitions = [partition for partition in open_partitions if shares[partition] < available[partition]]
-    return shares

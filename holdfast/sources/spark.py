@@ -8,7 +8,7 @@ the key; and `__time`, if event time comes from a column.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
@@ -51,6 +51,7 @@ class SparkSource:
             if not (given is None or isinstance(given, str) or callable(given) or _is_column(given)):
                 raise InvalidPipeline(f"{what} must be a column, an expression or a function of the row")
         self.name = name
+        self.names: tuple[str, ...] = (name,)
         self.frame = frame
         self._key = key
         self._time = timestamp
@@ -61,7 +62,12 @@ class SparkSource:
             self._letter()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("name", "_key_field", "_key_of", "_time_of")}
+        return {name: getattr(self, name) for name in ("name", "names", "_key_field", "_key_of", "_time_of")}
+
+    def joined(self, other: Any) -> NoReturn:
+        raise InvalidPipeline(
+            f"{self.name} and {other.name}: Spark joins streams itself; take one.unionByName(other), and from_spark() of that"
+        )
 
     def routed(self, partitions: int) -> DataFrame:
         """The stream with a route to one of `partitions` in every row, and its key and time."""

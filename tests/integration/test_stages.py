@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,22 @@ def three_stages(app: Application, source: Any) -> list[dict[str, Any]]:
     frame.group_by(lambda order: order["of_city"] % 10, name="tens", partitions=1).apply(add_up, stateful=True)
     frame.inspect(seen.append)
     return seen
+
+
+def test_two_iterables_are_one_stream_and_go_on_together(spark: SparkSession, tmp_path: Path) -> None:
+    def endless() -> Iterator[dict[str, Any]]:
+        return iter(ORDERS[1::2])
+
+    def joined(limit: int) -> Application:
+        app = Application("joined", state_dir=tmp_path, spark=spark, partitions=2, max_batch_rows=50, loglevel=None)
+        one = app.dataframe(app.from_iterable(ORDERS[:limit:2], key="user"))
+        one.concat(app.dataframe(app.from_iterable(endless, key="user"))).apply(number, stateful=True)
+        return app
+
+    joined(100).run()
+    app = joined(300)
+    app.run()
+    assert {user: found["orders"] for user, found in app.state().items()} == Counter(order["user"] for order in ORDERS)
 
 
 def check(app: Application, seen: list[dict[str, Any]], orders: list[dict[str, Any]] = ORDERS) -> None:

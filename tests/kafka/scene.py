@@ -209,7 +209,7 @@ class Scene:
     def partitions(self, topic: str) -> int:
         return len(self.admin.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions)
 
-    def committed(self, *, group: str | None = None) -> list[int]:
+    def committed(self, topic: str | None = None, *, group: str | None = None) -> list[int]:
         """What a lag tool takes for read: the offsets of the application's consumer group; -1 where there is none.
 
         A consumer asks: librdkafka's administrator crashes the process when the group's coordinator has moved.
@@ -219,7 +219,8 @@ class Scene:
             | {"group.id": group or self.name, "isolation.level": "read_committed", "log_level": 0}
         )
         try:
-            places = [TopicPartition(self.source, partition) for partition in range(self.partitions(self.source))]
+            name = topic or self.source
+            places = [TopicPartition(name, partition) for partition in range(self.partitions(name))]
             return [max(-1, place.offset) for place in consumer.committed(places, PATIENCE_S)]
         finally:
             consumer.close()

@@ -90,10 +90,10 @@ def test_a_batch_adds_one_record_per_changed_key_and_a_milestone(scene: Scene) -
     assert records(scene, 1) == [(b"c", 1)]
     head = scene.head()
     first, last = milestones(scene)
-    assert (first.version, first.offset, last.version, last.offset) == (1, 6, 2, 9)
+    assert (first.version, first.offsets, last.version, last.offsets) == (1, (6,), 2, (9,))
     assert (last.app, last.instance, last.manifest) == (scene.name, head.instance, head.id)
-    assert (last.topic, last.stores, last.cleared) == (head.position["topic"], ("default",), 0)
-    assert [stone.offset for stone in milestones(scene, 1)] == [2, 2]  # also where nothing came
+    assert (last.topics, last.stores, last.cleared) == (head.position["topics"], ("default",), 0)
+    assert [stone.offsets for stone in milestones(scene, 1)] == [(2,), (2,)]  # also where nothing came
 
 
 def test_a_deleted_key_becomes_a_tombstone(scene: Scene) -> None:

@@ -30,13 +30,13 @@ def add_stages(pipeline: Pipeline, node: Node, form: MessageForm | None) -> None
     source = pipeline.stages[0]
     rest = pipeline.add_stage(source, node, lambda row: row["n"] % RESTS, "group_by", "rest", 2)
     summed = Call("apply", add_up, stateful=True, metadata=True, expand=True, store="rest", on_timer=tell)
-    sent = pipeline.add_call(rest, rest.root, summed)
+    sent = pipeline.add_call(rest, rest.entry, summed)
     if form is None:
         pipeline.add_sink(sent, FIRED, "values", lambda context: None)
     else:
         pipeline.add_sink(sent, FIRED, form, None)
     parity = pipeline.add_stage(rest, sent, lambda row: row["n"] % 2, "group_by", "parity", 2)
-    pipeline.add_call(parity, parity.root, Call("apply", count, stateful=True, store="parity"))
+    pipeline.add_call(parity, parity.entry, Call("apply", count, stateful=True, store="parity"))
 
 
 def add_up(row: dict[str, Any], key: int, timestamp: int, headers: Any, state: Any) -> list[Any]:

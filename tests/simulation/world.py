@@ -151,7 +151,7 @@ class World:
         source = IterableSource(self.input, "key", None) if self.ranged else RowsSource()
         pipeline = Pipeline(source)
         first = pipeline.stages[0]
-        node = pipeline.add_call(first, first.root, Call("apply", running_total, stateful=True))
+        node = pipeline.add_call(first, first.entry, Call("apply", running_total, stateful=True))
         if self.kafka is not None:
             pipeline.add_sink(node, "output", MessageForm(OUTPUT, str.encode, msgspec.json.encode), None)
         else:
@@ -304,7 +304,7 @@ class SimulatedPublisher(KafkaPublisher):
         route = Route(
             connection=world.kafka,  # type: ignore[arg-type]
             group="sim",
-            source=None,
+            sources=(),
             topics={"output": OUTPUT, "fired": FIRED} if world.staged else {"output": OUTPUT},
             changelogs={store: f"changelog of {store}" for store in program.stores},
             homes={store: (stage.first, stage.partitions) for stage in program.stages for store in stage.stores},

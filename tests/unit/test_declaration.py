@@ -232,14 +232,25 @@ def test_snapshots_come_after_a_time_or_a_number_of_batches(options: dict[str, A
 def test_a_source_is_used_once(app: Application) -> None:
     source = app.from_iterable([1])
     app.dataframe(source)
-    with pytest.raises(InvalidPipeline, match="already used: keep the first dataframe and branch it"):
+    with pytest.raises(InvalidPipeline, match="iterable is already read: keep the first dataframe and branch it"):
         app.dataframe(source)
 
 
-def test_an_application_has_one_source(app: Application) -> None:
+def test_sources_whose_keys_lie_differently_are_not_read_together() -> None:
+    app = Application("mixed", broker_address="localhost:9", loglevel=None)
     app.dataframe(app.from_iterable([1]))
-    with pytest.raises(InvalidPipeline, match="one application reads one source"):
-        app.dataframe(app.from_iterable([2]))
+    with pytest.raises(InvalidPipeline, match="iterable and orders cannot be read by one application"):
+        app.dataframe(app.topic("orders"))
+
+
+def test_a_store_has_the_records_of_the_same_sources_everywhere(app: Application) -> None:
+    one, other = app.dataframe(app.from_iterable([1])), app.dataframe(app.from_iterable([2]))
+    one.apply(two, stateful=True)
+    with pytest.raises(InvalidPipeline, match=r"'default' holds state by the keys of iterable, .* of iterable-2: give"):
+        other.apply(two, stateful=True)
+    with pytest.raises(InvalidPipeline, match=r"of iterable, .* of iterable and iterable-2: give it another store="):
+        one.concat(other).apply(two, stateful=True)
+    one.concat(other).apply(two, stateful=True, store="both")
 
 
 @pytest.mark.parametrize("given", [[1, 2], None, "topic"])

@@ -196,7 +196,7 @@ def test_the_changelog_of_the_page_is_one() -> None:
     assert decode_key(bytes.fromhex(key)[1:]) == b"k3"
     assert read_document(bytes.fromhex(value), JsonCodec(), now_ms=0) == {"total": 1}
     assert bytes.fromhex(name) == MILESTONE
-    assert decode_milestone("orders", 0, "".join(milestone).encode()).offset == 2
+    assert decode_milestone("orders", 0, "".join(milestone).encode()).offsets == (2,)
 
 
 def test_the_messages_of_the_page_are_what_an_outbox_holds() -> None:

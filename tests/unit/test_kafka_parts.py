@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -36,7 +36,8 @@ from holdfast.plan.record import Chunk
 from holdfast.runtime.exchange import Outcome
 from holdfast.runtime.job import Job
 from holdfast.runtime.task import run_task
-from holdfast.sources.kafka import _shares, check_same_topic
+from holdfast.sources.base import fair_shares
+from holdfast.sources.kafka import check_same_topic
 from holdfast.state.codecs import codec_for
 from holdfast.state.documents import document_prefix
 from holdfast.state.options import RocksDBOptions
@@ -47,7 +48,7 @@ from holdfast.testing import MemoryStorage, MemoryStores
 
 @given(st.lists(st.integers(0, 30), max_size=6), st.integers(1, 40))
 def test_a_batch_is_shared_fairly_and_fully(available: list[int], rows: int) -> None:
-    shares = _shares(available, rows)
+    shares = fair_shares(available, rows)
     assert all(0 <= share <= there for share, there in zip(shares, available, strict=True))
     assert sum(shares) == min(rows, sum(available))
     cut = [share for share, there in zip(shares, available, strict=True) if share < there]
@@ -55,7 +56,7 @@ def test_a_batch_is_shared_fairly_and_fully(available: list[int], rows: int) -> 
 
 
 def test_what_a_short_partition_leaves_goes_to_the_others() -> None:
-    assert _shares([100, 1, 0, 100], 10) == [5, 1, 0, 4]
+    assert fair_shares([100, 1, 0, 100], 10) == [5, 1, 0, 4]
 
 
 # -- ranges with gaps ------------------------------------------------------------------------------------------------------
@@ -166,9 +167,9 @@ STONE = Milestone(
     manifest="m",
     cleared=2,
     time_ms=5,
-    topic="t",
-    offset=9,
-    out=9,
+    topics={"orders": "t"},
+    offsets=(9,),
+    outs=(9,),
     codec="json",
     stores=("default",),
 )
@@ -302,9 +303,13 @@ def forwarding() -> tuple[Program, Job]:
 
     class Source:
         kind = name = "test"
+        names: tuple[str, ...] = ("test",)
+
+        def joined(self, other: Any) -> NoReturn:
+            raise NotImplementedError
 
     pipeline = Pipeline(Source())
-    pipeline.add_sink(pipeline.stages[0].root, "topic:out", MessageForm("out", as_it_is, as_it_is), None)
+    pipeline.add_sink(pipeline.stages[0].entry, "topic:out", MessageForm("out", as_it_is, as_it_is), None)
     program = program_of("app", pipeline, codec_for(RocksDBOptions()), 1)
     start = ManifestId("start")
     return program, Job(1, InstanceId("i"), 1_000, None, None, (Recipe(0, 0, start, 0, start, ()),), {})

@@ -245,7 +245,7 @@ def test_a_mistake_is_reported_by_the_call_that_makes_it(build: Callable[[Any], 
 
 def parcel(sender: int, number: int, attempt: str = "one") -> Parcel:
     letters = Letters([b"i1"], [pickle.dumps((sender, number))], [0], [None], [0], [number], [None])
-    return Parcel(sender, AttemptId(attempt), number, False, letters)
+    return Parcel(sender, AttemptId(attempt), number, False, 0, letters)
 
 
 def bill(sender: int, parcels: int, attempt: str = "one") -> Waybill:
