@@ -81,13 +81,16 @@ def shown_key(key: Any) -> str:
 _IMMUTABLE = frozenset((str, int, float, bool, bytes, type(None)))
 
 
+def is_flat(value: Any) -> bool:
+    """Whether it is of a type that nothing can change, or a dict of such."""
+    kind = type(value)
+    return kind in _IMMUTABLE or (kind is dict and _IMMUTABLE.issuperset(map(type, value.values())))
+
+
 def copied(value: Any) -> Any:
     """A copy that shares nothing mutable with `value`."""
-    kind = type(value)
-    if kind in _IMMUTABLE:
-        return value
-    if kind is dict and _IMMUTABLE.issuperset(map(type, value.values())):
-        return value.copy()
+    if is_flat(value):
+        return value.copy() if type(value) is dict else value
     try:
         return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
     except (pickle.PicklingError, AttributeError, TypeError):

@@ -67,14 +67,14 @@ class SparkRunner:
         if rows is None:
             results = self._ranges().mapPartitionsWithIndex(_range_task(self._work, job))
         else:
-            received = map_in_arrow(self._union(rows), _rows_task(self._work, job), "result binary")
+            received = map_in_arrow(self._union(rows), _rows_task(self._work, job), "target int, result binary")
             if len(levels) == 1:
                 return [pickle.loads(row.result) for row in received.collect()]
-            results = received.rdd.map(_unpacked)
+            results = received.rdd.map(_as_sent)
         for level in range(1, len(levels)):
             sent = results.partitionBy(len(levels[level]), _local)
             results = self._mailboxes(level).union(sent).mapPartitionsWithIndex(_mail_task(self._work, job, level))
-        return results.collect()
+        return [pickle.loads(result) for _, result in results.collect()]
 
     def each(self, function: Callable[[int, Storage, Stores], Any]) -> list[Any]:
         """Run `function(partition, storage, stores)` once per partition, where the partition is; what it returned, in order."""
@@ -169,10 +169,10 @@ def _open(work: _Work) -> Callable[[Iterable[int]], Iterator[int]]:
     return task
 
 
-def _range_task(work: _Work, job: Job) -> Callable[[int, Iterable[int]], Iterator[Any]]:
+def _range_task(work: _Work, job: Job) -> Callable[[int, Iterable[int]], Iterator[tuple[int, bytes]]]:
     """A task that reads its range itself; without one it has no input."""
 
-    def task(partition: int, anchor: Iterable[int]) -> Iterator[Any]:
+    def task(partition: int, anchor: Iterable[int]) -> Iterator[tuple[int, bytes]]:
         for _ in anchor:  # says nothing, but a worker that leaves input unread is not used again
             pass
         program, storage, stores = work.open()
@@ -182,24 +182,35 @@ def _range_task(work: _Work, job: Job) -> Callable[[int, Iterable[int]], Iterato
     return task
 
 
-def _mail_task(work: _Work, job: Job, level: int) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
+def _mail_task(
+    work: _Work, job: Job, level: int
+) -> Callable[[int, Iterable[tuple[int, bytes | None]]], Iterator[tuple[int, bytes]]]:
     """A task of a later stage."""
 
-    def task(index: int, mail: Iterable[tuple[int, Mail | None]]) -> Iterator[Any]:
+    def task(index: int, mail: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, bytes]]:
         program, storage, stores = work.open()
         partition = program.levels[level][index]
-        sent = (item for _, item in mail if item is not None)
+        sent = (pickle.loads(item) for _, item in mail if item is not None)
         inbox = Inbox(program.levels[level - 1], sent, in_order=program.in_order)
         yield from _addressed(program, partition, run_task(program, job, partition, inbox, storage, stores))
 
     return task
 
 
-def _addressed(program: Program, partition: int, results: list[tuple[int, Mail] | Outcome]) -> Iterator[Any]:
-    """Mail by the number of its target within the next level, which is where the shuffle brings it."""
+def _addressed(
+    program: Program, partition: int, results: list[tuple[int, Mail] | Outcome]
+) -> Iterator[tuple[int, bytes]]:
+    """Mail by the number of its target within the next level, which is where the shuffle brings it; an outcome by nothing.
+
+    In bytes: whatever Spark passes it through does not have to understand it.
+    """
     level = program.stage_of(partition).level
     for result in results:
-        yield result if isinstance(result, Outcome) else (result[0] - program.levels[level + 1].start, result[1])
+        if isinstance(result, Outcome):
+            yield 0, pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
+        else:
+            target, mail = result
+            yield target - program.levels[level + 1].start, pickle.dumps(mail, pickle.HIGHEST_PROTOCOL)
 
 
 def _local(target: int) -> int:
@@ -207,8 +218,8 @@ def _local(target: int) -> int:
     return target
 
 
-def _unpacked(row: Any) -> Any:
-    return pickle.loads(row.result)
+def _as_sent(row: Any) -> tuple[int, bytes]:
+    return row.target, bytes(row.result)
 
 
 def _each_task(
@@ -239,7 +250,8 @@ def _rows_task(work: _Work, job: Job) -> ArrowMap:
         assert context is not None
         partition = context.partitionId()
         results = run_task(program, job, partition, program.source.chunks(batches), storage, stores)
-        packed = [pickle.dumps(result) for result in _addressed(program, partition, results)]
-        yield pa.RecordBatch.from_pydict({"result": pa.array(packed, pa.binary())})
+        for target, result in _addressed(program, partition, results):
+            columns = {"target": pa.array([target], pa.int32()), "result": pa.array([result], pa.binary())}
+            yield pa.RecordBatch.from_pydict(columns)
 
     return task

@@ -23,7 +23,7 @@ from holdfast.plan.record import Chunk, Headers, Place, Raw, Record, shown_key
 from holdfast.plan.schema import to_ddl
 from holdfast.plan.sinks import Encoder, Sink
 from holdfast.plan.steps import Ending, Fire, compiled
-from holdfast.runtime.exchange import Letters, Parcel, packed
+from holdfast.runtime.exchange import Letters, Parcel
 from holdfast.runtime.job import Job, Receipt
 from holdfast.state.cell import Clock
 from holdfast.state.documents import Documents, State, rollback
@@ -120,13 +120,11 @@ class Processing:
                 partition = chunk.partitions[index]
             if chunk.raw is not None and self._program.dead_letters is not None:
                 raw = (chunk.raw[index].key(), chunk.raw[index].value())
-        data = packed(value)
         target = to.first + partition_of(route, to.partitions)
         letters = self._letters.get(target)
         if letters is None:
             letters = self._letters[target] = Letters()
-        letters.routes.append(route)
-        letters.values.append(data)
+        letters.take(key, route, value)
         letters.timestamps.append(self.timestamp)
         letters.headers.append(self.headers)
         letters.partitions.append(partition)

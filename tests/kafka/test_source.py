@@ -392,7 +392,7 @@ def test_records_that_were_deleted_unread_are_an_error_that_says_which_or_a_reco
     assert scene.head().position["offsets"] == [0, 4]
     with caplog.at_level(logging.WARNING, "holdfast"):
         scene.counting(on_data_loss="skip").run(timeout=0.5)
-    assert f"topic {scene.source}: the records of partition 1 from 4 to 9 are gone" in caplog.text
+    assert f"the records of topic {scene.source}, partition 1 from 4 to 9 are gone" in caplog.text
     assert scene.manifest(version + 1).position["lost"] == [[1, 4, 9]]
     assert scene.head().version == version + 1  # and it is reported once
     assert scene.by_key() == counted(first + rest)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from broker import OUTPUT, SimulatedBroker
@@ -174,6 +174,10 @@ class RowsSource:
 
     kind = "spark"
     name = "rows"
+    names: tuple[str, ...] = ("rows",)
+
+    def joined(self, other: Any) -> NoReturn:
+        raise NotImplementedError
 
     def chunk(self, rows: list[dict[str, Any]], partition: int) -> Chunk:
         mine = [row for row in rows if partition_of(encode_key(row["key"]), PARTITIONS) == partition]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -243,9 +245,51 @@ def test_a_mistake_is_reported_by_the_call_that_makes_it(build: Callable[[Any], 
 # -- what travels between stages ----------------------------------------------------------------------------------------
 
 
+def sent(*values: Any, position: int = 0) -> Letters:
+    letters = Letters()
+    for value in values:
+        letters.take(1, b"i1", value)
+        letters.timestamps.append(0)
+        letters.headers.append(None)
+        letters.partitions.append(0)
+        letters.positions.append(position)
+        letters.raw.append(None)
+    return letters
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+@dataclass
+class Point:
+    x: int
+
+
+@given(st.lists(st.sampled_from(list(range(9))), min_size=1))
+def test_values_arrive_as_they_were_when_they_were_sent(chosen: list[int]) -> None:
+    nan = float("nan")
+    kinds: list[Any] = [
+        {"a": 1, "b": "x", "c": None, "d": 2.5, "e": b"y", "f": True, "g": 2**80, "h": nan},
+        [1, [2]], (1, (2,)), {1, 2}, {"deep": {"x": [1]}}, bytearray(b"z"), {"c": Colour.RED}, Point(3), "text",
+    ]  # fmt: skip
+    letters = sent(*(kinds[index] for index in chosen))
+    kinds[1].append(3)
+    kinds[4]["deep"]["x"].append(2)
+    kinds[0]["a"] = 5
+    expected = [repr(kind) for kind in kinds]
+    expected[0], expected[1], expected[4] = expected[0].replace("5", "1", 1), "[1, [2]]", "{'deep': {'x': [1]}}"
+    (chunk,) = pickle.loads(pickle.dumps(letters)).chunks(range(len(chosen)))
+    assert [repr(value) for value in chunk.values] == [expected[index] for index in chosen]
+    assert [type(value) for value in chunk.values] == [type(kinds[index]) for index in chosen]
+    letters.drop_last()
+    assert len(letters.values) == len(chosen) - 1
+    assert all(index < len(letters.values) for index in letters.packed)
+
+
 def parcel(sender: int, number: int, attempt: str = "one") -> Parcel:
-    letters = Letters([b"i1"], [pickle.dumps((sender, number))], [0], [None], [0], [number], [None])
-    return Parcel(sender, AttemptId(attempt), number, False, 0, letters)
+    letters = sent((sender, number), position=number)
+    return pickle.loads(pickle.dumps(Parcel(sender, AttemptId(attempt), number, False, 0, letters)))
 
 
 def bill(sender: int, parcels: int, attempt: str = "one") -> Waybill:
