@@ -144,8 +144,8 @@ class Current(Protocol):
 
     def encoder(self, sink: Sink) -> Encoder: ...
 
-    def forward(self, stage: int, key: Any, value: Any) -> None:
-        """Send the current record, with this key and value, to a later stage."""
+    def forwarder(self, stage: int) -> Callable[[Any, Any], None]:
+        """What sends the current record, with a key and a value, to a later stage."""
 
     def saw(self, timestamp: int) -> None:
         """An event time that moves the watermark."""
@@ -276,11 +276,11 @@ def _emit_flow(step: Emit, onward: Flow, current: Current) -> Flow:
 
 
 def _forward_flow(step: Forward, current: Current) -> Flow:
-    stage, key_of, label, send = step.stage, step.key, step.label, current.forward
+    key_of, label, send = step.key, step.label, current.forwarder(step.stage)
 
     def forward(value: Any) -> None:
         current.step = label
-        send(stage, key_of(value), value)
+        send(key_of(value), value)
 
     return forward
 

@@ -29,89 +29,140 @@ class LostMailError(Exception):
     """What a task received is not what one attempt of each sender sent; or tasks saw different attempts of one."""
 
 
+class Post:
+    """What some records have sent to one partition, as yet record by record. The last one can be taken back."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, bytes, Any, int, Headers | None, int]] = []
+        self.put = self._rows.append
+        """Takes (key, its encoding, `sent(value)`, timestamp, headers, index in the chunk)."""
+        self.drop_last = self._rows.pop
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def letters(self, chunk: Chunk | None, partition: int, *, keeps_raw: bool) -> Letters:
+        """`chunk` is where the records come from; None: from timers and the like, of this partition."""
+        keys, routes, values, timestamps, headers, indices = map(list, zip(*self._rows, strict=True))
+        count = len(indices)
+        letters = Letters(
+            keys=keys,
+            routes=routes,
+            values=values,
+            timestamps=timestamps,
+            headers=headers if any(headers) else None,
+            partitions=[partition] * count,
+            positions=[-1] * count,
+        )
+        if chunk is not None:
+            letters.positions = [chunk.positions[index] for index in indices]
+            if chunk.partitions is not None:
+                letters.partitions = [chunk.partitions[index] for index in indices]
+            if chunk.raw is not None and keeps_raw:
+                letters.raw = [(chunk.raw[index].key(), chunk.raw[index].value()) for index in indices]
+        return letters
+
+
 class Letters(msgspec.Struct):
     """Records on their way to one partition, column by column, in their order.
 
-    What a function does to a value after it has sent it changes nothing: a value is copied at once or, if it is more than a
-    dict of plain values, packed. All of them travel as one piece, which costs a third of what they cost one by one.
+    They travel as one piece, which costs a third of what they cost one by one.
     """
 
     keys: list[Any] = []
     routes: list[bytes] = []
     values: list[Any] = []
-    packed: list[int] = []
-    """The indices of values that are packed, in their order; on arrival they are unpacked."""
+    """As `sent` made them; on arrival as they were."""
     timestamps: list[int] = []
-    headers: list[Headers | None] = []
+    headers: list[Headers | None] | None = None
     partitions: list[int] = []
     """Of the source."""
     positions: list[int] = []
-    raw: list[tuple[bytes | None, bytes | None] | None] = []
+    raw: list[tuple[bytes | None, bytes | None]] | None = None
     """As the records came, where failed ones are kept."""
 
-    def take(self, key: Any, route: bytes, value: Any) -> None:
-        """The first columns of one more record."""
-        if not is_flat(value):
-            self.packed.append(len(self.values))
-            value = _packed(value)
-        elif type(value) is dict:
-            value = value.copy()
-        self.keys.append(key)
-        self.routes.append(route)
-        self.values.append(value)
-
-    def drop_last(self) -> None:
-        for column in self._columns():
-            column.pop()
-        if self.packed and self.packed[-1] == len(self.values):
-            self.packed.pop()
-
-    def chunks(self, order: range | list[int], *, is_quiet: bool = False, origin: int = 0) -> Iterator[Chunk]:
-        """The records with these indices. They must have arrived: nothing is packed."""
-        for start in range(0, len(order), CHUNK):
-            some = order[start : start + CHUNK]
-            keys, routes, values, timestamps, headers, partitions, positions, raw = (
-                column[some.start : some.stop] if isinstance(some, range) else [column[index] for index in some]
-                for column in self._columns()
-            )
+    def chunks(self, *, is_quiet: bool, origin: int) -> Iterator[Chunk]:
+        for start in range(0, len(self.keys), CHUNK):
+            end = start + CHUNK
             yield Chunk(
-                keys=keys,
-                values=values,
-                timestamps=timestamps,
-                positions=positions,
-                routes=routes,
-                headers=headers,
-                partitions=partitions,
-                raw=[_Raw(one) for one in raw if one is not None] if raw[0] is not None else None,
+                keys=self.keys[start:end],
+                values=self.values[start:end],
+                timestamps=self.timestamps[start:end],  # type: ignore[arg-type]
+                positions=self.positions[start:end],
+                routes=self.routes[start:end],  # type: ignore[arg-type]
+                headers=None if self.headers is None else self.headers[start:end],
+                partitions=self.partitions[start:end],
+                raw=None if self.raw is None else [_Raw(*one) for one in self.raw[start:end]],
                 is_quiet=is_quiet,
                 origin=origin,
             )
 
-    def add(self, others: Letters) -> None:
-        for column, more in zip(self._columns(), others._columns(), strict=True):
-            column += more
-
-    def _columns(self) -> tuple[list[Any], ...]:
-        return (
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = self.values
+        packed = [index for index, value in enumerate(values) if type(value) is _Packed]
+        if packed:
+            values = [value.data if type(value) is _Packed else value for value in values]
+        columns = (
             self.keys,
             self.routes,
-            self.values,
+            values,
             self.timestamps,
             self.headers,
             self.partitions,
             self.positions,
             self.raw,
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (marshal.dumps((self._columns(), self.packed)),)
+        return _arrived, (marshal.dumps((columns, packed)),)
 
 
-def _opened(data: bytes) -> Letters:
-    (keys, routes, values, timestamps, headers, partitions, positions, raw), packed = marshal.loads(data)
+def _arrived(data: bytes) -> Letters:
+    columns, packed = marshal.loads(data)
+    letters = Letters(*columns)
     for index in packed:
-        values[index] = pickle.loads(values[index])
-    return Letters(keys, routes, values, [], timestamps, headers, partitions, positions, raw)
+        letters.values[index] = pickle.loads(letters.values[index])
+    return letters
+
+
+def in_order(several: Iterable[Letters]) -> Letters:
+    """All of them as one, in the order of their positions."""
+    parts = list(several)
+    positions = [position for letters in parts for position in letters.positions]
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+
+    def column(name: str) -> list[Any]:
+        values = [value for letters in parts for value in getattr(letters, name) or [None] * len(letters.keys)]
+        return [values[index] for index in order]
+
+    raw = column("raw")
+    return Letters(
+        keys=column("keys"),
+        routes=column("routes"),
+        values=column("values"),
+        timestamps=column("timestamps"),
+        headers=column("headers"),
+        partitions=column("partitions"),
+        positions=column("positions"),
+        raw=raw if any(raw) else None,
+    )
+
+
+class _Packed:
+    """A value that is more than a dict of plain ones."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+def sent(value: Any) -> Any:
+    """A value as it is now: what a function does to it later changes nothing of what was sent."""
+    if is_flat(value):
+        return value.copy() if type(value) is dict else value
+    try:
+        return _Packed(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return _Packed(dumps(value))  # knows instances of classes that pickle cannot name
 
 
 class Parcel(msgspec.Struct, frozen=True):
@@ -164,18 +215,11 @@ class Inbox:
         """A sender has failed, so what came is not worth processing."""
 
     def __iter__(self) -> Iterator[Chunk]:
-        if not self._in_order:
-            for parcel in self._parcels():
-                letters = parcel.letters
-                everything = range(len(letters.routes))
-                yield from letters.chunks(everything, is_quiet=parcel.is_quiet, origin=parcel.origin)
+        if self._in_order:
+            yield from in_order(parcel.letters for parcel in self._parcels()).chunks(is_quiet=False, origin=0)
             return
-        gathered = Letters()
         for parcel in self._parcels():
-            gathered.add(parcel.letters)
-        positions = gathered.positions
-        order = sorted(range(len(positions)), key=positions.__getitem__)
-        yield from gathered.chunks(order)
+            yield from parcel.letters.chunks(is_quiet=parcel.is_quiet, origin=parcel.origin)
 
     def _parcels(self) -> Iterator[Parcel]:
         """Those of one sender in the order in which they were sent."""
@@ -209,22 +253,14 @@ class Inbox:
 class _Raw:
     """A record as it came, from the stage that read it."""
 
-    def __init__(self, raw: tuple[bytes | None, bytes | None]) -> None:
-        self._key, self._value = raw
+    def __init__(self, key: bytes | None, value: bytes | None) -> None:
+        self._key, self._value = key, value
 
     def key(self) -> bytes | None:
         return self._key
 
     def value(self) -> bytes | None:
         return self._value
-
-
-def _packed(value: Any) -> bytes:
-    """A value as it travels."""
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return dumps(value)  # knows instances of classes that pickle cannot name
 
 
 def mailed(

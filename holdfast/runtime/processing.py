@@ -23,7 +23,7 @@ from holdfast.plan.record import Chunk, Headers, Place, Raw, Record, shown_key
 from holdfast.plan.schema import to_ddl
 from holdfast.plan.sinks import Encoder, Sink
 from holdfast.plan.steps import Ending, Fire, compiled
-from holdfast.runtime.exchange import Letters, Parcel
+from holdfast.runtime.exchange import Parcel, Post, sent
 from holdfast.runtime.job import Job, Receipt
 from holdfast.state.cell import Clock
 from holdfast.state.documents import Documents, State, rollback
@@ -67,9 +67,9 @@ class Processing:
         self._partition = partition
         self._attempt = attempt
         self._undo: list[Any] = []
-        self._letters: dict[int, Letters] = {}
+        self._posts: dict[int, Post] = {}
         """By target: what some records have sent."""
-        self._posted: list[Letters] = []
+        self._posted: list[Post] = []
         """Where the current record has put something."""
         self._fires: dict[str, Fire] = {}
         self._endings: list[Ending] = []
@@ -109,28 +109,21 @@ class Processing:
     def encoder(self, sink: Sink) -> Encoder:
         return self._encoders[sink.id]
 
-    def forward(self, stage: int, key: Any, value: Any) -> None:
-        route = encode_key(key)
+    def forwarder(self, stage: int) -> Callable[[Any, Any], None]:
         to = self._stages[stage]
-        chunk, index = self._chunk, self._index
-        position, partition, raw = -1, self._partition, None
-        if chunk is not None:
-            position = chunk.positions[index]
-            if chunk.partitions is not None:
-                partition = chunk.partitions[index]
-            if chunk.raw is not None and self._program.dead_letters is not None:
-                raw = (chunk.raw[index].key(), chunk.raw[index].value())
-        target = to.first + partition_of(route, to.partitions)
-        letters = self._letters.get(target)
-        if letters is None:
-            letters = self._letters[target] = Letters()
-        letters.take(key, route, value)
-        letters.timestamps.append(self.timestamp)
-        letters.headers.append(self.headers)
-        letters.partitions.append(partition)
-        letters.positions.append(position)
-        letters.raw.append(raw)
-        self._posted.append(letters)
+        first, partitions = to.first, to.partitions
+        posts, posted = self._posts, self._posted
+
+        def forward(key: Any, value: Any) -> None:
+            route = encode_key(key)
+            target = first + partition_of(route, partitions)
+            post = posts.get(target)
+            if post is None:
+                post = posts[target] = Post()
+            post.put((key, route, sent(value), self.timestamp, self.headers, self._index))
+            posted.append(post)
+
+        return forward
 
     def saw(self, timestamp: int) -> None:
         """An event time that moves the watermark."""
@@ -277,11 +270,15 @@ class Processing:
         if is_quiet:
             for encoder, length in zip(self._encoders.values(), before, strict=True):
                 encoder.truncate(length)
-        for target, letters in self._letters.items():
+        chunk, keeps_raw = self._chunk, self._program.dead_letters is not None
+        for target, post in self._posts.items():
+            if not post:  # its only record has failed
+                continue
             parcels = self.sent.setdefault(target, [])
-            origin = 0 if self._chunk is None else self._chunk.origin
+            letters = post.letters(chunk, self._partition, keeps_raw=keeps_raw)
+            origin = 0 if chunk is None else chunk.origin
             parcels.append(Parcel(self._partition, self._attempt, len(parcels), is_quiet, origin, letters))
-        self._letters.clear()
+        self._posts.clear()
         self._make_room()
 
     def _see(self, chunk: Chunk) -> None:

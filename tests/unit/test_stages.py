@@ -23,7 +23,8 @@ from holdfast.log.manifest import AttemptId, Chain, InstanceId, ManifestId
 from holdfast.log.recipe import Recipe
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import program_of
-from holdfast.runtime.exchange import Inbox, Letters, LostMailError, Outcome, Parcel, Waybill, gathered
+from holdfast.plan.record import Chunk
+from holdfast.runtime.exchange import Inbox, Letters, LostMailError, Outcome, Parcel, Post, Waybill, gathered, sent
 from holdfast.runtime.job import Job, Receipt
 from holdfast.runtime.task import run_task
 from holdfast.sources.iterable import IterableSource
@@ -245,16 +246,11 @@ def test_a_mistake_is_reported_by_the_call_that_makes_it(build: Callable[[Any], 
 # -- what travels between stages ----------------------------------------------------------------------------------------
 
 
-def sent(*values: Any, position: int = 0) -> Letters:
-    letters = Letters()
-    for value in values:
-        letters.take(1, b"i1", value)
-        letters.timestamps.append(0)
-        letters.headers.append(None)
-        letters.partitions.append(0)
-        letters.positions.append(position)
-        letters.raw.append(None)
-    return letters
+def letters_of(*values: Any, position: int = 0) -> Letters:
+    post = Post()
+    for index, value in enumerate(values):
+        post.put((1, b"i1", sent(value), 0, None, index))
+    return post.letters(Chunk([], [], None, [position] * len(values)), 0, keeps_raw=False)
 
 
 class Colour(enum.IntEnum):
@@ -273,22 +269,19 @@ def test_values_arrive_as_they_were_when_they_were_sent(chosen: list[int]) -> No
         {"a": 1, "b": "x", "c": None, "d": 2.5, "e": b"y", "f": True, "g": 2**80, "h": nan},
         [1, [2]], (1, (2,)), {1, 2}, {"deep": {"x": [1]}}, bytearray(b"z"), {"c": Colour.RED}, Point(3), "text",
     ]  # fmt: skip
-    letters = sent(*(kinds[index] for index in chosen))
+    letters = letters_of(*(kinds[index] for index in chosen))
     kinds[1].append(3)
     kinds[4]["deep"]["x"].append(2)
     kinds[0]["a"] = 5
     expected = [repr(kind) for kind in kinds]
     expected[0], expected[1], expected[4] = expected[0].replace("5", "1", 1), "[1, [2]]", "{'deep': {'x': [1]}}"
-    (chunk,) = pickle.loads(pickle.dumps(letters)).chunks(range(len(chosen)))
+    (chunk,) = pickle.loads(pickle.dumps(letters)).chunks(is_quiet=False, origin=0)
     assert [repr(value) for value in chunk.values] == [expected[index] for index in chosen]
     assert [type(value) for value in chunk.values] == [type(kinds[index]) for index in chosen]
-    letters.drop_last()
-    assert len(letters.values) == len(chosen) - 1
-    assert all(index < len(letters.values) for index in letters.packed)
 
 
 def parcel(sender: int, number: int, attempt: str = "one") -> Parcel:
-    letters = sent((sender, number), position=number)
+    letters = letters_of((sender, number), position=number)
     return pickle.loads(pickle.dumps(Parcel(sender, AttemptId(attempt), number, False, 0, letters)))
 
 
