@@ -141,7 +141,7 @@ def tell(key: str, name: str, state: State) -> list[Any]:
 class Endless(IterableSource):
     """An iterable that is never over: more may come."""
 
-    def is_over(self, position: Any) -> bool:
+    def is_over(self, position: Any, proposed: Any = None) -> bool:
         return False
 
 
