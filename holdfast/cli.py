@@ -98,11 +98,11 @@ def _state_get(asked: argparse.Namespace) -> int:
         )
     if asked.json:
         return _say_json({"version": view.version, "store": asked.store, "key": plain(key), "state": plain(state)})
-    width = max(len(_shown(name, asked.raw)) for name in state)
+    width = max(len(repr(name)) for name in state)
     return _say(
         f"{key!r} in store {asked.store}, version {view.version:,}",
         "",
-        *(f"{_shown(name, False):<{width}}  {_shown(value, asked.raw)}" for name, value in state.items()),
+        *(f"{name!r:<{width}}  {_shown(value, asked.raw)}" for name, value in state.items()),
     )
 
 

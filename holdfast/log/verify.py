@@ -92,8 +92,8 @@ class Verification:
         yield from self._strangers(commits | marks)
         yield from self._commits({name: size for name, size in commits.items() if paths.is_named_well(name)})
         yield from self._marks(sorted(filter(paths.is_named_well, marks)))
-        for sizes in listed.values():
-            yield from self._orphans(sizes)
+        for prefix, sizes in listed.items():
+            yield from self._orphans(prefix, sizes)
         if not self._counters.are_whole:
             self.tally.counters = "not recomputed"
 
@@ -109,7 +109,10 @@ class Verification:
             try:
                 manifest = self._chain.read(version)
             except (Damaged, FutureFormat) as error:
-                if not self._is_retired(name):
+                if self._is_retired(name):
+                    before = tally.first = tally.last = None  # the chain begins anew behind it
+                    self._counters.forget()
+                else:
                     yield from self._unreadable(name, version, error)
                     before, tally.last = None, version
                 continue
@@ -232,36 +235,41 @@ class Verification:
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     def _marks(self, names: list[str]) -> Iterator[Finding]:
-        last = self.tally.last
+        last = -1 if self.tally.last is None else self.tally.last
         for name in names:
             version = paths.version_of(name)
-            if last is None or version > last:
+            try:
+                data = self._storage.get(name)
+            except Missing:
+                continue  # removed meanwhile; nothing needs it
+            self._count(len(data))
+            if version > last:
+                self._lost.append(range(version, version + 1))
                 missing = paths.manifest(version)
                 said = f"{missing} is missing, though {name} says that its output was delivered"
                 yield Finding("damage", missing, version, said)
-                self._lost.append(range(version, version + 1))
-                continue
-            if version not in self._ids:
-                if not self._is_lost(version):
-                    yield Finding("orphan", name, version, f"{name} is of a version that is no longer there")
-                continue
-            try:
-                data = self._storage.get(name)
-                mark = msgspec.json.decode(data, type=dict[str, str])
-            except Missing:
-                continue  # removed meanwhile; nothing needs it
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                said = f"{name} cannot be read; if version {version} is the last one, it is delivered again"
-                yield Finding("damage", name, version, said)
-                continue
-            self._count(len(data))
-            if self._ids[version] not in (None, mark.get("manifest")):
-                said = f"{name} marks the output of another commit than version {version}"
-                yield Finding("damage", name, version, said)
+            elif version in self._ids:
+                yield from self._mark(name, version, data)
+            elif not self._is_lost(version):
+                yield Finding("orphan", name, version, f"{name} is of a version that is no longer there")
 
-    def _orphans(self, sizes: dict[str, int]) -> Iterator[Finding]:
+    def _mark(self, name: str, version: int, data: bytes) -> Iterator[Finding]:
+        try:
+            marked = msgspec.json.decode(data, type=dict[str, str]).get("manifest")
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            said = f"{name} cannot be read; if version {version} is the last one, it is delivered again"
+            yield Finding("damage", name, version, said)
+            return
+        if self._ids[version] not in (None, marked):
+            said = f"{name} marks the output of another commit than version {version}"
+            yield Finding("damage", name, version, said)
+
+    def _orphans(self, prefix: str, sizes: dict[str, int]) -> Iterator[Finding]:
         last = -1 if self.tally.last is None else self.tally.last
-        for name in sorted(sizes.keys() - self._named):
+        nameless = sizes.keys() - self._named
+        if nameless:
+            nameless &= set(self._storage.names(prefix))  # some may be gone by now
+        for name in sorted(nameless):
             version = paths.version_of(name) if paths.is_named_well(name) else None
             if version is None:
                 said = "is not a file of Holdfast"
