@@ -418,7 +418,6 @@ def _command(room: Any, name: str, run: Callable[[argparse.Namespace], int], say
 
 
 def _limit(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        raise ValueError
-    return count
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError("a number of keys is needed")
+    return int(text)

@@ -4,7 +4,7 @@ The file appears under its name when it is whole, and replaces one that was ther
 
 JSON Lines: {"key": ..., "state": ...}, both in the JSON of state/plain.py.
 Parquet: `key` string, the key itself if it is a str and otherwise its JSON; `key_type` string; `state` string, as JSON. The
-metadata of the schema says which application, store and version it is.
+metadata of the schema says which store and version it is.
 """
 
 from __future__ import annotations

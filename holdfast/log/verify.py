@@ -244,7 +244,7 @@ class Verification:
                 continue  # removed meanwhile; nothing needs it
             self._count(len(data))
             if version > last:
-                self._lost.append(range(version, version + 1))
+                self._lost.append(range(last + 1, version + 1))
                 missing = paths.manifest(version)
                 said = f"{missing} is missing, though {name} says that its output was delivered"
                 yield Finding("damage", missing, version, said)

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import UnsupportedKey
+from holdfast.errors import MissingKey, UnsupportedKey
 from holdfast.state.keys import encode_key
 from holdfast.state.row import Row
 
@@ -78,9 +78,9 @@ def key_of(text: str, kind: str) -> Any:
     """
     try:
         key = _READ[kind](text)
-    except (ValueError, KeyError, msgspec.DecodeError):
-        raise UnsupportedKey(f"the key is no {kind}") from None
-    encode_key(key)
+        encode_key(key)
+    except (ValueError, KeyError, msgspec.DecodeError, MissingKey, UnsupportedKey):
+        raise UnsupportedKey(f"what was typed is no {kind} that can be a key") from None
     return key
 
 
