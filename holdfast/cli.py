@@ -157,7 +157,10 @@ def _view(asked: argparse.Namespace) -> StateView:
     from holdfast.state.python_codec import PythonCodec
 
     storage = storage_of(asked.url)
-    stores = {store.name: store for store in stores_of(_head(storage, asked.url))}
+    head = _head(storage, asked.url)
+    if head.kind == "restoring":
+        sys.stderr.write("holdfast: the state is being restored from Kafka and is not whole yet\n")
+    stores = {store.name: store for store in stores_of(head)}
     if asked.store not in stores:
         raise NotThere(
             f"no store {asked.store!r}; there {'is' if len(stores) == 1 else 'are'} {', '.join(stores) or 'none'}"
