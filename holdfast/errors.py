@@ -153,6 +153,10 @@ class IncompleteChangelog(StopAndLook):
     """A changelog topic does not hold the whole state, so it cannot be restored from."""
 
 
+class NotThere(StopAndLook):
+    """The command line was asked for a checkpoint, a store or a key that does not exist, or for values of a foreign codec."""
+
+
 class FutureFormat(StopAndLook):
     """A file was written by a later version of Holdfast."""
 

@@ -20,9 +20,12 @@ COMMITS = "commits/"
 DELTAS = "deltas/"
 OUTBOX = "outbox/"
 DELIVERED = "delivered/"
+CLASSES = {"manifests": COMMITS, "deltas": DELTAS, "outboxes": OUTBOX, "marks of delivery": DELIVERED}
+"""What the protocol writes, class by class, by the name that people call it."""
 SPARK = "spark"
 INITIAL = "initial"
 
+_VERSIONED = re.compile(r"[0-9]{20}[.\-]")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 
 
@@ -45,6 +48,11 @@ def delivered(version: int) -> str:
 def version_of(name: str) -> int:
     """The version in a name that this module built."""
     return int(name.rsplit("/", 1)[-1][:20])
+
+
+def is_named_well(name: str) -> bool:
+    """Whether a name could be one that this module built: it begins with a version."""
+    return _VERSIONED.match(name.rsplit("/", 1)[-1]) is not None
 
 
 def checked_name(what: str, name: str) -> str:

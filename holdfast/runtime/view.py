@@ -55,6 +55,8 @@ class StateView:
         self._codec = codec
         self._new_store = new_store or self._new_private_store
         self._spark = spark
+        self.version: int | None = None
+        """What the last call has read; None: there was no checkpoint."""
         self._stores: dict[tuple[str, int], Store] = {}
 
     def get(self, key: Any) -> dict[Any, Any] | None:
@@ -98,6 +100,7 @@ class StateView:
         head = self._chain.head()
         if head is not None:
             self._codec_of(head)
+        self.version = None if head is None else head.version
         return head
 
     def _codec_of(self, head: Manifest) -> Codec:

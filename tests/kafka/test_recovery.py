@@ -17,6 +17,8 @@ from scene import Scene, await_that, count_messages, counted, ends, orders, tota
 from holdfast import Application, failpoints
 from holdfast.errors import EarlierLife, StopAndLook
 from holdfast.kafka.changelog import MILESTONE
+from holdfast.log.storage import LocalStorage
+from holdfast.log.verify import Verification
 from holdfast.testing import Crash
 
 FIRST, SECOND = orders("abcde", range(4)), orders("bcdef", range(10, 13))
@@ -50,6 +52,9 @@ def check_goes_on(scene: Scene, **how: Any) -> Application:
     assert totals(app) == ends(counted(ALL))
     assert scene.by_key() == counted(ALL)
     assert scene.committed() == scene.head().position["offsets"]
+    assert [
+        finding for finding in Verification(LocalStorage(scene.checkpoint)).findings() if finding.kind == "damage"
+    ] == []
     return app
 
 

@@ -41,6 +41,7 @@ from holdfast.log import manifest, paths
 from holdfast.log.manifest import Chain, Manifest, SparkBatch
 from holdfast.log.recipe import bring, recipe_for
 from holdfast.log.storage import Exists
+from holdfast.log.verify import Verification
 from holdfast.plan.messages import MessageForm
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import Program, program_of
@@ -599,6 +600,12 @@ def check_changelog(world: World, chain: Chain) -> None:
             assert found == dict(store.scan(b"d", b"e")), "the changelog holds another state"
 
 
+def check_verification(world: World) -> None:
+    """Nothing is wrong with a checkpoint that has come through everything; but a mark may be torn, which harms nobody."""
+    damage = [finding.name for finding in Verification(world.storage).findings() if finding.kind == "damage"]
+    assert not [name for name in damage if not name.startswith(paths.DELIVERED)], f"said to be damaged: {damage}"
+
+
 def simulate(seed: int) -> Counter[str]:
     """One schedule from one seed; raises if anything is not exact. Returns the faults that happened."""
     random.seed(seed)
@@ -673,6 +680,7 @@ def check(world: World) -> None:
     check_changelog(world, chain)
     if world.staged:
         check_stages(world)
+    check_verification(world)
     head = chain.head()
     counted = 0
     while head is not None and head.version > 0:

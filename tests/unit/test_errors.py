@@ -74,7 +74,7 @@ def test_the_tree_is_sorted_by_what_the_user_has_to_do() -> None:
         "StopAndLook": {
             "StopAndLook", "Fenced", "RunIsAlive", "ForeignCheckpoint", "ForeignTarget", "SourceMismatch", "FutureFormat",
             "Damaged", "ZombieTask", "IncompleteJob", "TopicMismatch", "OffsetsLost", "EarlierLife", "MarkerLost",
-            "IncompleteChangelog",
+            "IncompleteChangelog", "NotThere",
         },
         "MendTheMachine": {
             "MendTheMachine", "StorageFull", "StorageReadOnly", "StorageFailed", "MissingSettings", "JobFailed", "SparkLost",

@@ -36,6 +36,25 @@ def test_the_public_names_are_these() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", holdfast.__all__)
+def test_a_public_name_is_there_when_it_is_asked_for(name: str) -> None:
+    assert getattr(holdfast, name).__name__ == name
+    assert name in dir(holdfast)
+
+
+def test_a_name_that_does_not_exist_is_not_there() -> None:
+    assert not hasattr(holdfast, "Applikation")
+    with pytest.raises(ImportError):
+        from holdfast import Applikation  # noqa: F401
+
+
+def test_the_package_alone_loads_little() -> None:
+    done = run_python(
+        "-c", "import sys, holdfast; holdfast.errors; print('pyspark' in sys.modules, 'pyarrow' in sys.modules)"
+    )
+    assert (done.stdout, done.stderr) == ("False False\n", "")
+
+
 def test_the_public_names_for_tests_are_these() -> None:
     assert holdfast.testing.__all__ == [
         "DRIVER_POINTS",
