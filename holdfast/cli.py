@@ -201,8 +201,9 @@ def _description_lines(found: Description, now_ms: int) -> Iterator[str]:
         "delivered": _delivered(found),
         "watermark": "none" if found.watermark_ms is None else words.moment(found.watermark_ms),
     }
-    if found.event_ms is not None:
-        facts["event time"] = f"up to {words.moment(found.event_ms)}"
+    times = [words.moment(time) for time in found.event_ms if time is not None]
+    if times:
+        facts["event time"] = f"up to {', '.join(times)}"
     if found.spark is not None:
         facts["query"] = f"{found.spark.query}, batch {found.spark.batch:,}"
     for name, fact in facts.items():

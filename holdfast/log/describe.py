@@ -79,7 +79,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     position: Position | None
     spark: SparkBatch | None
     watermark_ms: int | None
-    event_ms: int | None
+    event_ms: tuple[int | None, ...]
+    """By source."""
     delivered: int | None
     """The last version that is marked as delivered; None: no version is."""
     is_waiting: bool
