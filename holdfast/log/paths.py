@@ -4,6 +4,7 @@
     deltas/<version>-<partition>-<attempt>.arrow    what one attempt of one task changed
     outbox/<version>-<partition>-<sink>-<attempt>.arrow   what it emitted for one sink
     delivered/<version>.json                        every target has the output of this version
+    probe/<id>                                      whether an object store honours conditions; gone at once
     spark/                                          Spark's own checkpoint of the streaming query
     initial/                                        the state that groups began with, as rows
 
@@ -20,6 +21,7 @@ COMMITS = "commits/"
 DELTAS = "deltas/"
 OUTBOX = "outbox/"
 DELIVERED = "delivered/"
+PROBE = "probe/"
 SPARK = "spark"
 INITIAL = "initial"
 
@@ -40,6 +42,10 @@ def outbox(version: int, partition: int, sink: int, attempt: str) -> str:
 
 def delivered(version: int) -> str:
     return f"{DELIVERED}{version:020d}.json"
+
+
+def probe(identity: str) -> str:
+    return f"{PROBE}{identity}"
 
 
 def version_of(name: str) -> int:
