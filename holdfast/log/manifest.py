@@ -18,7 +18,16 @@ from typing import Any, Literal, NewType
 
 import msgspec
 
-from holdfast.errors import Damaged, Fenced, ForeignCheckpoint, FutureFormat, StorageFull, StorageReadOnly
+from holdfast.errors import (
+    Damaged,
+    Fenced,
+    ForeignCheckpoint,
+    FutureFormat,
+    StorageFull,
+    StorageReadOnly,
+    StorageRefused,
+    UnsafeStorage,
+)
 from holdfast.log import paths
 from holdfast.log.files import FileRef, checksum
 from holdfast.log.storage import Exists, Missing, Storage
@@ -182,7 +191,7 @@ class Chain:
             try:
                 self.storage.put(name, data)
                 return manifest
-            except (StorageFull, StorageReadOnly):
+            except (StorageFull, StorageReadOnly, StorageRefused, UnsafeStorage):
                 raise
             except Exception as error:
                 try:

@@ -69,6 +69,8 @@ _ENVIRONMENT = {
 }
 """What tasks get from the driver's environment. What names a thing of the machine (a role, a token file) is each machine's own."""
 
+_KEYS = ("access_key_id", "secret_access_key", "session_token")
+
 _NO_OBJECT = ("NoSuchKey", "BlobNotFound", None)
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _AGAIN = (408, 409, 429)
@@ -89,12 +91,15 @@ class ObjectStorage:
     def open(cls, url: str, options: Mapping[str, str] | None = None) -> ObjectStorage:
         """The storage at `url`, with settings of obstore's for that kind of store. Nothing is asked of it yet."""
         scheme = _checked(url).scheme
-        settings = {_plain(scheme, name): os.environ[name] for name in _ENVIRONMENT[scheme] if os.environ.get(name)}
+        given = {}
         for name, value in (options or {}).items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise UnknownOption("storage_options: names and values are str")
-            settings[_plain(scheme, name)] = value
-        storage = cls(url.rstrip("/"), vault.lock_away(settings))
+            given[_plain(scheme, name)] = value
+        found = {_plain(scheme, name): os.environ[name] for name in _ENVIRONMENT[scheme] if os.environ.get(name)}
+        if not given.keys().isdisjoint(_KEYS):  # a key and the session token of another do not go together
+            found = {name: value for name, value in found.items() if name not in _KEYS}
+        storage = cls(url.rstrip("/"), vault.lock_away(found | given))
         storage._store()
         return storage
 
@@ -296,12 +301,15 @@ def _opened(url: str, settings: Mapping[str, str]) -> ObjectStore:
         raise MissingSettings("object stores need the package obstore: pip install obstore") from None
     parts = _checked(url)
     kind: Any = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}[parts.scheme]
-    plain_http = any(str(value).startswith("http://") for value in settings.values())
+    config = dict(settings)
+    keys = _Keys(*(config.pop(name, None) for name in _KEYS)) if _KEYS[0] in config else None
+    plain_http = any(value.startswith("http://") for value in config.values())
     try:
         store: ObjectStore = kind(
             parts.netloc,
             prefix=parts.path.strip("/") or None,
-            config=dict(settings),
+            config=config,
+            credential_provider=keys,
             client_options={"timeout": timedelta(seconds=REQUEST_S), "allow_http": plain_http},
             retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=PATIENCE_S)},
         )
@@ -315,6 +323,21 @@ def _opened(url: str, settings: Mapping[str, str]) -> ObjectStore:
             f"{url}: a setting is missing or has a value that it cannot take; look at storage_options= and the environment"
         ) from None
     return store
+
+
+class _Keys:
+    """Gives obstore the keys of S3 as they are: it would complete what it is configured with from the environment."""
+
+    def __init__(self, access_key_id: str | None, secret_access_key: str | None, session_token: str | None) -> None:
+        self._keys = {
+            "access_key_id": access_key_id,
+            "secret_access_key": secret_access_key or "",
+            "token": session_token,
+            "expires_at": None,
+        }
+
+    def __call__(self) -> dict[str, str | None]:
+        return self._keys
 
 
 def _download(store: ObjectStore, name: str, path: Path) -> None:

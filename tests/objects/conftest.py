@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterator
 
 import pytest
 from gateway import Gateway
+from proxy import Proxy
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +20,16 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 @pytest.fixture
 def bucket(gateway: Gateway) -> str:
     return gateway.bucket()
+
+
+@pytest.fixture
+def proxy(gateway: Gateway) -> Iterator[Proxy]:
+    with Proxy(gateway) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def choice() -> random.Random:
+    seed = int(os.environ.get("FAULT_SEED") or random.randrange(2**32))
+    print(f"FAULT_SEED={seed}")
+    return random.Random(seed)
