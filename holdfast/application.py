@@ -30,6 +30,7 @@ from holdfast.runtime.progress import Progress
 from holdfast.runtime.query import Limits, Query
 from holdfast.runtime.session import STREAM, build_session, check_session
 from holdfast.runtime.signals import signals_to
+from holdfast.runtime.spark_files import SparkFiles
 from holdfast.runtime.view import StateView
 from holdfast.sources.base import Source
 from holdfast.sources.iterable import IterableSource
@@ -316,11 +317,6 @@ class Application:
             raise InvalidPipeline(
                 f"dataframe() takes a source such as app.from_iterable(), not {type(source).__qualname__}"
             )
-        if isinstance(source, SparkSource) and isinstance(self._storage, ObjectStorage):
-            raise InvalidPipeline(
-                f"{source.name}: the position of a Spark source is in Spark's own checkpoint, which cannot be in an object store; "
-                "give a persistence on a disk that all machines share"
-            )
         if self._pipeline is not None:
             same = self._pipeline.source is source
             raise InvalidPipeline(
@@ -451,7 +447,8 @@ class Application:
             driver.start()
             if station is not None:
                 station.backfill(driver)
-            self._query = Query(spark, driver, program, self._run_directory / paths.SPARK, limits, progress)
+            files = SparkFiles(self._storage) if isinstance(self._storage, ObjectStorage) else None
+            self._query = Query(spark, driver, program, self._run_directory / paths.SPARK, limits, progress, files)
             if self._stopping:
                 self._query.stop()
             try:

@@ -120,6 +120,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     position: Position | None
     """The end of what was read; None where Spark owns the position."""
     spark: SparkBatch | None
+    spark_files: dict[str, FileRef] = {}
+    """By path in Spark's checkpoint: what Spark needs to begin this batch again. Only where that is not in a directory of ours."""
     codecs: dict[str, str] = {}
     """By store."""
     schemas: dict[str, str] = {}

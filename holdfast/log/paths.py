@@ -5,7 +5,8 @@
     outbox/<version>-<partition>-<sink>-<attempt>.arrow   what it emitted for one sink
     delivered/<version>.json                        every target has the output of this version
     probe/<id>                                      whether an object store honours conditions; gone at once
-    spark/                                          Spark's own checkpoint of the streaming query
+    spark/                                          Spark's own checkpoint of the streaming query; in an object store
+    spark/<version>-<id>                            a file of it, put before the commit of a version
     initial/                                        the state that groups began with, as rows
 
 Names sort by version. Attempt ids are random, so two attempts never write the same name.
@@ -42,6 +43,10 @@ def outbox(version: int, partition: int, sink: int, attempt: str) -> str:
 
 def delivered(version: int) -> str:
     return f"{DELIVERED}{version:020d}.json"
+
+
+def spark_file(version: int, identity: str) -> str:
+    return f"{SPARK}/{version:020d}-{identity}"
 
 
 def probe(identity: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from holdfast import Application, Persistence, State
 
 COUNT, USERS, BATCH = 600, 7, 100
+SCHEMA = "n bigint, user string, amount bigint"
 
 
 def order(n: int) -> dict[str, Any]:
@@ -40,9 +41,11 @@ def main() -> None:
     home = Path(sys.argv[1])
     given = json.loads(sys.stdin.readline())
     app = application(home, given["url"], given["options"])
-    source = app.from_iterable([order(n) for n in range(COUNT)], key="user")
+    source: Any = app.from_iterable([order(n) for n in range(COUNT)], key="user")
+    if len(sys.argv) > 2:
+        source = app.from_files(sys.argv[2], format="json", schema=SCHEMA, key="user", files_per_batch=1)
     app.dataframe(source).apply(running_total, stateful=True).to_table(str(home / "totals"))
-    app.run()
+    app.run(available_now=len(sys.argv) > 2)
 
 
 if __name__ == "__main__":

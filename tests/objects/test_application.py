@@ -31,12 +31,15 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield gateway
 
 
-def live(home: Path, url: str, options: dict[str, str], **environment: str) -> subprocess.CompletedProcess[str]:
-    """One life of the program; everything that it and Spark write is below `home`."""
+def live(
+    home: Path, url: str, options: dict[str, str], *arguments: object, kill_at: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """One life of the program, which ends at a failpoint if so asked; everything that it and Spark write is below `home`."""
+    claim = home.with_name(f"claim-{kill_at}")
     for name in ("tmp", "spark"):
         (home / name).mkdir(parents=True, exist_ok=True)
-    return subprocess.run(
-        [sys.executable, program.__file__, str(home)],
+    life = subprocess.run(
+        [sys.executable, program.__file__, str(home), *map(str, arguments)],
         cwd=home,
         input=json.dumps({"url": url, "options": options}) + "\n",
         env=os.environ
@@ -46,11 +49,14 @@ def live(home: Path, url: str, options: dict[str, str], **environment: str) -> s
             "TMPDIR": str(home / "tmp"),
             "SPARK_LOCAL_DIRS": str(home / "spark"),
         }
-        | environment,
+        | ({"HOLDFAST_FAILPOINT": kill_at, "HOLDFAST_FAILPOINT_CLAIM": str(claim)} if kill_at else {}),
         capture_output=True,
         text=True,
         timeout=200,
     )
+    assert life.returncode == (-signal.SIGKILL if kill_at else 0), life.stderr
+    assert claim.exists() == (kill_at is not None), "nobody was killed"
+    return life
 
 
 def truth() -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
@@ -85,20 +91,11 @@ def test_a_run_that_was_killed_goes_on_exactly_on_a_machine_with_an_empty_disk(
             proxy.inject("lost", "PUT", f"{part}{2:020d}")
             proxy.inject("unavailable", "PUT", f"{part}{4:020d}", 5)
         home = tmp_path / "home"
-        claim = tmp_path / "claim"
-        killed = live(
-            home,
-            url,
-            proxy.options(),
-            HOLDFAST_FAILPOINT="commit.done@3",
-            HOLDFAST_FAILPOINT_CLAIM=str(claim),
-        )
-        assert killed.returncode == -signal.SIGKILL and claim.exists(), killed.stderr
+        killed = live(home, url, proxy.options(), kill_at="commit.done@3")
         assert holding(tmp_path, CANARY) == []
         assert holding(tmp_path, url), "the search finds nothing: not even what is in the broadcast"
         (home / "state").rename(tmp_path / "lost")
         done = live(home, url, proxy.options())
-        assert done.returncode == 0, done.stderr
         assert proxy.happened["lost"] >= 3 and proxy.happened["unavailable"] >= 10
     state, rows = truth()
     app = program.application(Path(tempfile.mkdtemp(dir=tmp_path)), url, guarded.options())
@@ -109,3 +106,33 @@ def test_a_run_that_was_killed_goes_on_exactly_on_a_machine_with_an_empty_disk(
     assert holding(tmp_path, CANARY) == []
     assert CANARY not in killed.stderr + killed.stdout + done.stderr + done.stdout
     assert sorted(path.name for path in (home / "state" / "orders").iterdir()) == ["local", "run"]
+
+
+def test_a_spark_source_goes_on_exactly_on_a_machine_with_an_empty_disk(gateway: Gateway, tmp_path: Path) -> None:
+    url = f"s3://{gateway.bucket()}/apps/orders"
+    home, given = tmp_path / "home", tmp_path / "given"
+    given.mkdir()
+    orders = [program.order(n) for n in range(program.COUNT)]
+    per_file = program.COUNT // 20  # more files than Spark's log of them has entries before it is compacted
+    for number in range(20):
+        lines = [json.dumps(order) + "\n" for order in orders[number * per_file : (number + 1) * per_file]]
+        file = given / f"{number:02d}.json"
+        file.write_text("".join(lines))
+        os.utime(file, (1_700_000_000 + number, 1_700_000_000 + number))  # the order in which Spark takes them
+    later = [given / f"{number}.json" for number in (17, 18, 19)]
+    for file in later:
+        file.rename(tmp_path / file.name)
+    live(
+        home, url, gateway.options(), given, kill_at="job.done@12"
+    )  # Spark has planned the batch, and nobody committed it
+    (home / "state").rename(tmp_path / "lost")
+    for file in later:
+        (tmp_path / file.name).rename(file)
+    live(home, url, gateway.options(), given)
+    state, rows = truth()
+    app = program.application(Path(tempfile.mkdtemp(dir=tmp_path)), url, gateway.options())
+    assert dict(app.state().items()) == state
+    assert rows_of(home / "totals") == rows
+    head = Chain(storage_at(url, gateway.options())).head()
+    assert head is not None and head.version == 20
+    assert len(head.spark_files) < 20, "what Spark has compacted is still carried"

@@ -15,7 +15,6 @@ from proxy import Proxy
 from holdfast import Application, Persistence, vault
 from holdfast.errors import (
     HoldfastError,
-    InvalidPipeline,
     StorageReadOnly,
     StorageRefused,
     UnknownOption,
@@ -232,21 +231,3 @@ def test_errors_name_no_secret_wherever_it_is_given(gateway: Gateway, monkeypatc
     with pytest.raises(HoldfastError) as caught:
         storage_at("s3://nowhere/x", {"endpoint": f"http://{gateway.address}"}).get("a/x")
     assert CANARY not in shown(caught.value)
-
-
-def test_a_spark_source_is_refused_because_its_position_is_in_a_directory(
-    gateway: Gateway, bucket: str, tmp_path: Path
-) -> None:
-    from holdfast.sources.spark import SparkSource
-
-    class Frame:
-        isStreaming = True  # noqa: N815
-        columns = ("a",)
-        schema = None
-
-    place = Persistence(f"s3://{bucket}/x", storage_options=gateway.options())
-    app = Application("orders", persistence=place, state_dir=tmp_path)
-    source = SparkSource.__new__(SparkSource)
-    source.name = "files"
-    with pytest.raises(InvalidPipeline, match="the position of a Spark source is in Spark's own checkpoint"):
-        app.dataframe(source)
