@@ -235,7 +235,7 @@ class Application:
         `key` is a column, an expression or a function of the row; `timestamp` likewise, a timestamp or an integer of ms.
 
         Guaranteed: exactly once, if Spark's source can replay its batches. The position is in Spark's own checkpoint, which is
-        part of ours; without it the run cannot go on.
+        part of ours; without it the run cannot go on. In an object store every commit holds what is needed of it.
         """
         return SparkSource(df, key, timestamp)
 
