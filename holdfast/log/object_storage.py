@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -192,21 +193,22 @@ class ObjectStorage:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _ask(self, verb: str, name: str, request: Callable[[ObjectStore], Result]) -> Result:
-        """What `request` returns. While its failure may pass, it is sent again."""
+        """What `request` returns. While its failure may pass, it is sent again: at least once, however long it took."""
         from obstore.exceptions import BaseError
 
         limit = time.monotonic() + PATIENCE_S
         pause = 0.1
-        while True:
+        for attempt in count(1):
             try:
                 return request(self._store())
             except (BaseError, FileNotFoundError, _UndecidedError) as error:
                 answer = _Answer(error)
-                if not answer.may_pass or time.monotonic() + pause > limit:
+                if not answer.may_pass or (attempt > 1 and time.monotonic() + pause > limit):
                     self._raise(verb, name, answer)
             logger.warning("%s: %s of %s failed (%s); trying again", self.url, verb, name, answer)
             time.sleep(pause)
             pause = min(pause * 2, 3.0)
+        raise AssertionError("unreachable")
 
     def _raise(self, verb: str, name: str, answer: _Answer) -> NoReturn:
         if answer.is_missing and verb != "put":

@@ -163,6 +163,16 @@ def test_a_name_that_is_another_s_is_taken_however_often_it_is_asked_for(
     assert proxy.happened == {kind: 1}
 
 
+def test_a_put_that_took_longer_than_we_wait_is_sent_once_more(
+    proxy: Proxy, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_storage, "PATIENCE_S", 0.5)
+    proxy.inject("silent", "PUT", "/a/x")
+    storage.put("a/x", b"1")
+    assert storage.get("a/x") == b"1"
+    assert proxy.happened == {"silent": 1}
+
+
 @pytest.mark.parametrize("kind", ["unavailable", "lost"])
 def test_a_large_file_survives_what_happens_to_its_parts(
     proxy: Proxy, storage: Storage, kind: str, tmp_path: Path
