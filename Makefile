@@ -1,6 +1,6 @@
 # make demo         the main job on the embedded default: no broker, no service
 # make demo-kafka   running totals from topic to topic, on a broker that it starts by itself
-# make test         everything: lint, types, unit, simulation, contract, integration, crash, cluster, kafka
+# make test         everything: lint, types, unit, simulation, contract, integration, crash, cluster, object stores, kafka
 # make bench        speed, against Spark's own state and Quix Streams, in one run
 
 PYTHON = .venv/bin/python
@@ -24,12 +24,15 @@ lint: .venv/dev
 
 fast: .venv/dev
 	$(PYTEST) --doctest-modules holdfast tests/unit
+	@scripts/versitygw
 	$(PYTEST) -n 2 --dist worksteal tests/simulation tests/contract
 
 slow: .venv/dev
 	$(PYTEST) -n 2 --dist loadfile tests/integration
 	$(PYTEST) tests/cluster
 	$(PYTEST) -n 2 --dist worksteal tests/crash
+	@scripts/versitygw
+	$(PYTEST) -n 2 --dist worksteal tests/objects
 	@scripts/maven
 	$(PYTEST) -n 2 --dist loadfile tests/kafka --ignore=tests/kafka/crash
 	$(PYTEST) -n 2 --dist worksteal tests/kafka/crash

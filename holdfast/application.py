@@ -18,7 +18,7 @@ from holdfast.kafka.connection import ConnectionConfig, connection
 from holdfast.kafka.topics import TimestampExtractor, Topic, TopicConfig, checked_topic_name
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, Manifest, ManifestId, check_owner, new_id
-from holdfast.log.storage import LocalStorage
+from holdfast.log.object_storage import ObjectStorage
 from holdfast.persistence import Persistence
 from holdfast.plan.functions import check_function
 from holdfast.plan.pipeline import Pipeline
@@ -30,6 +30,7 @@ from holdfast.runtime.progress import Progress
 from holdfast.runtime.query import Limits, Query
 from holdfast.runtime.session import STREAM, build_session, check_session
 from holdfast.runtime.signals import signals_to
+from holdfast.runtime.spark_files import SparkFiles
 from holdfast.runtime.view import StateView
 from holdfast.sources.base import Source
 from holdfast.sources.iterable import IterableSource
@@ -37,6 +38,7 @@ from holdfast.sources.spark import SparkSource
 from holdfast.state.codecs import Codec, codec_for
 from holdfast.state.options import RocksDBOptions
 from holdfast.stores.slots import LocalStores
+from holdfast.vault import secrets_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -79,7 +81,7 @@ class Application:
         Where all durable files live: the checkpoint in `<state_dir>/<name>/checkpoint`, the local stores in
         `<state_dir>/<name>/local`.
     persistence
-        Puts the checkpoint elsewhere.
+        Puts the checkpoint elsewhere, also into an object store; the local stores stay in `state_dir`.
     spark
         A session to run on; it must have been started with the settings that Holdfast needs. By default the application starts
         a quiet local one when it is first needed.
@@ -101,7 +103,7 @@ class Application:
         The same for records that cannot be read, such as a value that is not JSON; without it they are `on_processing_error`'s.
     spark_config
         More settings for the session that the application starts, such as `spark.master` for a cluster. The checkpoint must then
-        be on storage that all machines share.
+        be on storage that all machines share, such as an object store.
 
     Guaranteed: state, output positions and source positions change together, exactly once, through crashes of any process;
     see docs/guarantees.md for what each sink adds. Not guaranteed: that user functions run only once per record.
@@ -165,12 +167,13 @@ class Application:
         self.name = paths.checked_name("application", "holdfast" if given is None else given)
         home = Path(state_dir).absolute() / self.name
         self._persistence = persistence  # one that is not lasting goes with the application
-        if persistence is not None and not persistence.is_lasting:
-            home = persistence.directory / self.name
-        self._checkpoint = persistence.directory if persistence is not None else home / "checkpoint"
+        place = persistence or Persistence(home / "checkpoint")
+        if not place.is_lasting and place.directory is not None:
+            home = place.directory / self.name
+        self._storage = place.storage
+        self._run_directory = place.directory or home / "run"
         self._local = home / "local"
         self._warehouse = home / "tables"
-        self._storage = LocalStorage(self._checkpoint, durable=persistence is None or persistence.is_lasting)
         self._chain = Chain(self._storage)
         self._partitions = partitions
         self._max_batch_rows = max_batch_rows
@@ -235,7 +238,7 @@ class Application:
         `key` is a column, an expression or a function of the row; `timestamp` likewise, a timestamp or an integer of ms.
 
         Guaranteed: exactly once, if Spark's source can replay its batches. The position is in Spark's own checkpoint, which is
-        part of ours; without it the run cannot go on.
+        part of ours; without it the run cannot go on. In an object store every commit holds what is needed of it.
         """
         return SparkSource(df, key, timestamp)
 
@@ -421,6 +424,8 @@ class Application:
     ) -> None:
         from holdfast.runtime.anchor import SparkRunner
 
+        if isinstance(self._storage, ObjectStorage):
+            self._storage.probe()
         head = self._chain.head()
         attachment = self._link.attach(pipeline, head) if self._link is not None else None
         program = self._program(pipeline, head, attachment)
@@ -432,7 +437,7 @@ class Application:
         for key, value in STREAM.items():
             spark.conf.set(key, value)
         context = Context(spark, self._warehouse)
-        secrets = attachment.link.connection.secrets() if attachment is not None else None
+        secrets = secrets_of(self._storage) | (secrets_of(attachment.link.connection) if attachment is not None else {})
         runner = SparkRunner(spark, program, self._storage, LocalStores(self._local), secrets)
         runner.warm_up()
         targets = {sink: target(context) for sink, target in pipeline.targets.items() if target is not None}
@@ -445,7 +450,8 @@ class Application:
             driver.start()
             if station is not None:
                 station.backfill(driver)
-            self._query = Query(spark, driver, program, self._checkpoint / paths.SPARK, limits, progress)
+            files = SparkFiles(self._storage) if isinstance(self._storage, ObjectStorage) else None
+            self._query = Query(spark, driver, program, self._run_directory / paths.SPARK, limits, progress, files)
             if self._stopping:
                 self._query.stop()
             try:
@@ -505,7 +511,7 @@ class Application:
 
     @property
     def _run_lock(self) -> Path:
-        return self._checkpoint / "run.lock"
+        return self._run_directory / "run.lock"
 
 
 def cleared(head: Manifest) -> Manifest:

@@ -65,11 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def storage_of(url: str) -> Storage:
-    """The only place that turns a URL into a storage."""
-    from holdfast.log.storage import LocalStorage
-    from holdfast.persistence import Persistence
+    """The storage of a checkpoint; an object store is opened with what the environment says."""
+    from holdfast.log.location import storage_at
 
-    return LocalStorage(Persistence(url).directory)
+    return storage_at(url)
 
 
 # -- state -----------------------------------------------------------------------------------------------------------
@@ -415,7 +414,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(room: Any, name: str, run: Callable[[argparse.Namespace], int], says: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = room.add_parser(name, help=says, description=f"{says[0].upper()}{says[1:]}.")
-    parser.add_argument("url", metavar="URL", help="the checkpoint: a path or a file:// URL")
+    parser.add_argument("url", metavar="URL", help="the checkpoint: a path, or a URL with file://, s3://, gs:// or az://")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=run)
     return parser

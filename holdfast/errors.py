@@ -188,6 +188,14 @@ class StorageReadOnly(MendTheMachine):
     """The checkpoint or the local stores cannot be written."""
 
 
+class StorageRefused(MendTheMachine):
+    """The object store refused a request: credentials, permissions, region, or there is no such bucket."""
+
+
+class UnsafeStorage(MendTheMachine):
+    """The object store has no conditional writes, or ignores the condition."""
+
+
 class StorageFailed(MendTheMachine):
     """The storage failed in another way."""
 

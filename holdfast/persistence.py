@@ -5,33 +5,48 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import UnknownOption
+from holdfast.log.location import directory_at, storage_at
 
 _IN_MEMORY = Path("/dev/shm")
 
 
 class Persistence:
-    """A place for the checkpoint: a local path or a file:// URL.
+    """A place for the checkpoint: a local path or file:// URL, or s3://bucket/prefix, gs://bucket/prefix, az://container/prefix.
 
     Parameters
     ----------
+    storage_options
+        Settings of an object store, such as access_key_id, secret_access_key, endpoint and region; the names are those of
+        obstore. What is not given comes from the environment (AWS_..., GOOGLE_..., AZURE_...), as usual for that store.
+        They are never shown, logged or written.
     snapshot_every
         How often the state is written down whole, so that a restore need not begin with the first change: a timedelta, or a
         number of batches. By default whenever the changes since the last time have become many or large.
     keep
         How many snapshots are kept, with everything that a restore from the oldest of them needs.
 
-    Guaranteed: everything that a restart needs is there; local stores can be lost at any time.
+    Guaranteed: everything that a restart needs is there; local stores can be lost at any time. An object store must honour
+    conditional writes; a run finds out before it begins.
 
-    >>> Persistence("/data/orders").directory.name
-    'orders'
+    >>> Persistence("/data/orders").storage
+    LocalStorage('/data/orders')
+    >>> Persistence("s3://bucket/orders", storage_options={"access_key_id": "ann", "secret_access_key": "hunter2"}).storage
+    ObjectStorage('s3://bucket/orders')
     """
 
-    def __init__(self, url: str | Path, *, snapshot_every: timedelta | int | None = None, keep: int = 2) -> None:
+    def __init__(
+        self,
+        url: str | Path,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        snapshot_every: timedelta | int | None = None,
+        keep: int = 2,
+    ) -> None:
         if isinstance(snapshot_every, bool) or not isinstance(snapshot_every, timedelta | int | None):
             raise UnknownOption(f"Persistence(snapshot_every={snapshot_every!r}): a timedelta or a number of batches")
         amount = snapshot_every.total_seconds() if isinstance(snapshot_every, timedelta) else snapshot_every
@@ -41,11 +56,9 @@ class Persistence:
             raise UnknownOption(f"Persistence(keep={keep!r}): it is a positive number of snapshots")
         self.snapshot_every = snapshot_every
         self.keep = keep
-        text = str(url)
-        parts = urlsplit(text)
-        if parts.scheme not in ("", "file") or not text.strip():
-            raise UnknownOption(f"Persistence({text!r}): a local path or a file:// URL is needed")
-        self.directory = Path(unquote(parts.path) if parts.scheme else text).absolute()
+        self.directory = directory_at(url)
+        """None: it is in an object store."""
+        self.storage = storage_at(url, storage_options)
         self.is_lasting = True
         """Whether what is there outlives the program."""
 
@@ -60,7 +73,9 @@ class Persistence:
         False
         """
         parent = _IN_MEMORY if _IN_MEMORY.is_dir() else None
-        place = cls(tempfile.mkdtemp(prefix="holdfast-", dir=parent))
+        directory = tempfile.mkdtemp(prefix="holdfast-", dir=parent)
+        place = cls(directory)
         place.is_lasting = False
-        weakref.finalize(place, shutil.rmtree, place.directory, ignore_errors=True)
+        place.storage = storage_at(directory, durable=False)
+        weakref.finalize(place, shutil.rmtree, directory, ignore_errors=True)
         return place

@@ -2,8 +2,8 @@
 
 `ConnectionConfig` is the user's way to give them; `Connection` is what Holdfast passes around. Neither shows a secret
 in a message or a repr, and neither takes one into a pickle: a `Connection` is pickled as a random token, a
-`ConnectionConfig` not at all. What the token stands for is known in the process that made it, and in any other only
-after `unlock(connection.secrets())`; who carries the secrets there does so in memory, never by a file.
+`ConnectionConfig` not at all. What the token stands for is in the vault of the process that made it, and of any other
+only after `unlock(connection.secrets())`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import difflib
 import logging
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
+from holdfast import vault
 from holdfast.errors import InvalidPipeline, UnknownOption
 
 # -- what the user gives -----------------------------------------------------------------------------------------
@@ -223,9 +223,6 @@ _OWNED = {
 _REFUSED = re.compile(r'property:? "([\w.]+)"')
 Client = TypeVar("Client")
 
-_known: dict[str, dict[str, Any]] = {}
-"""By token: the settings of every connection that was made or unlocked in this process."""
-
 _librdkafka = logging.getLogger("holdfast.kafka")
 
 
@@ -274,15 +271,10 @@ class Connection:
         return {self._token: dict(self._settings())}
 
     def _settings(self) -> dict[str, Any]:
-        try:
-            return _known[self._token]
-        except KeyError:
-            raise AssertionError(
-                "a Kafka connection is used in a process where it was not unlocked; this is a bug in Holdfast"
-            ) from None
+        return vault.settings_of(self._token)
 
     def __repr__(self) -> str:
-        return f"Connection({self.bootstrap_servers!r})" if self._token in _known else "Connection(not unlocked)"
+        return f"Connection({self.bootstrap_servers!r})" if vault.is_known(self._token) else "Connection(not unlocked)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Connection, (self._token,)
@@ -312,14 +304,7 @@ itself, in its checkpoint
         raise UnknownOption(
             f"broker_address= is host:port, a ConnectionConfig or a dict, not {type(broker_address).__qualname__}"
         )
-    token = secrets.token_hex(16)
-    _known[token] = settings
-    return Connection(token)
-
-
-def unlock(known: Mapping[str, Mapping[str, Any]]) -> None:
-    """Make connections of another process usable in this one: `unlock(connection.secrets())`."""
-    _known.update((token, dict(settings)) for token, settings in known.items())
+    return Connection(vault.lock_away(settings))
 
 
 def _checked_names(given: Any) -> dict[str, Any]:

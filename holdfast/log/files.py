@@ -59,7 +59,8 @@ def write_table(storage: Storage, name: str, table: pa.Table, kind: str) -> File
     return ref
 
 
-def read_table(storage: Storage, ref: FileRef, kind: str) -> pa.Table:
+def read_bytes(storage: Storage, ref: FileRef) -> bytes:
+    """The file, checked to be the one that a commit names."""
     try:
         data = storage.get(ref.name)
     except Missing:
@@ -71,6 +72,11 @@ def read_table(storage: Storage, ref: FileRef, kind: str) -> pa.Table:
             + "; restore the file from a backup",
             name=ref.name,
         )
+    return data
+
+
+def read_table(storage: Storage, ref: FileRef, kind: str) -> pa.Table:
+    data = read_bytes(storage, ref)
     table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
     metadata = table.schema.metadata or {}
     written = int(metadata.get(b"holdfast.format", b"0"))

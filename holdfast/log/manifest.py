@@ -18,7 +18,16 @@ from typing import Any, Literal, NewType
 
 import msgspec
 
-from holdfast.errors import Damaged, Fenced, ForeignCheckpoint, FutureFormat, StorageFull, StorageReadOnly
+from holdfast.errors import (
+    Damaged,
+    Fenced,
+    ForeignCheckpoint,
+    FutureFormat,
+    StorageFull,
+    StorageReadOnly,
+    StorageRefused,
+    UnsafeStorage,
+)
 from holdfast.log import paths
 from holdfast.log.files import FileRef, checksum
 from holdfast.log.storage import Exists, Missing, Storage
@@ -111,6 +120,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     position: Position | None
     """The end of what was read; None where Spark owns the position."""
     spark: SparkBatch | None
+    spark_files: dict[str, FileRef] = {}
+    """By path in Spark's checkpoint: what Spark needs to begin this batch again. Only where that is not in a directory of ours."""
     codecs: dict[str, str] = {}
     """By store."""
     schemas: dict[str, str] = {}
@@ -182,7 +193,7 @@ class Chain:
             try:
                 self.storage.put(name, data)
                 return manifest
-            except (StorageFull, StorageReadOnly):
+            except (StorageFull, StorageReadOnly, StorageRefused, UnsafeStorage):
                 raise
             except Exception as error:
                 try:

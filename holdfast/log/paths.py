@@ -4,7 +4,9 @@
     deltas/<version>-<partition>-<attempt>.arrow    what one attempt of one task changed
     outbox/<version>-<partition>-<sink>-<attempt>.arrow   what it emitted for one sink
     delivered/<version>.json                        every target has the output of this version
-    spark/                                          Spark's own checkpoint of the streaming query
+    probe/<id>                                      whether an object store honours conditions; gone at once
+    spark/                                          Spark's own checkpoint of the streaming query; in an object store
+    spark/<version>-<id>                            a file of it, put before the commit of a version
     initial/                                        the state that groups began with, as rows
 
 Names sort by version. Attempt ids are random, so two attempts never write the same name.
@@ -20,6 +22,7 @@ COMMITS = "commits/"
 DELTAS = "deltas/"
 OUTBOX = "outbox/"
 DELIVERED = "delivered/"
+PROBE = "probe/"
 CLASSES = {"manifests": COMMITS, "deltas": DELTAS, "outboxes": OUTBOX, "marks of delivery": DELIVERED}
 """What the protocol writes, class by class, by the name that people call it."""
 SPARK = "spark"
@@ -43,6 +46,14 @@ def outbox(version: int, partition: int, sink: int, attempt: str) -> str:
 
 def delivered(version: int) -> str:
     return f"{DELIVERED}{version:020d}.json"
+
+
+def spark_file(version: int, identity: str) -> str:
+    return f"{SPARK}/{version:020d}-{identity}"
+
+
+def probe(identity: str) -> str:
+    return f"{PROBE}{identity}"
 
 
 def version_of(name: str) -> int:

@@ -32,7 +32,11 @@ class Storage(Protocol):
     """The port. After any exception but `Exists` and `Missing` the outcome of a call is unknown."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Create `name` durably, or raise `Exists` and change nothing."""
+        """Create `name` durably, or raise `Exists` and change nothing.
+
+        If the name holds these very bytes already, a put may succeed: an object store cannot tell them from its own. Bytes
+        that two writers must not both succeed with have a random id in them.
+        """
 
     def get(self, name: str) -> bytes:
         """The bytes of `name`, or `Missing`."""
@@ -44,7 +48,7 @@ class Storage(Protocol):
         """Write the bytes of `name` to a local file, new or not; `Missing` if there are none."""
 
     def names(self, prefix: str) -> list[str]:
-        """The names that start with `prefix` (one that ends with '/'), sorted."""
+        """The names right below `prefix`, which ends with '/', sorted."""
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """The same with their lengths in bytes."""
@@ -126,7 +130,7 @@ class LocalStorage:
             with os.scandir(self.root / prefix) as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                        if not entry.name.startswith("."):
+                        if not entry.name.startswith(".") and not entry.is_dir():
                             found[prefix + entry.name] = entry.stat().st_size
         except FileNotFoundError:
             return {}

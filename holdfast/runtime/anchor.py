@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from holdfast.kafka.connection import unlock
 from holdfast.log.manifest import new_id
 from holdfast.log.storage import Storage
 from holdfast.pickling import dumps, loads
@@ -33,6 +32,7 @@ from holdfast.runtime.session import runtime_session
 from holdfast.runtime.task import Stores, failure_of, raise_failure, run_task, without_gc
 from holdfast.sources.arrow import ArrowMap, map_in_arrow
 from holdfast.sources.spark import ROUTE, SparkSource
+from holdfast.vault import unlock
 
 if TYPE_CHECKING:
     from pyspark import RDD, Broadcast

@@ -40,7 +40,7 @@ from holdfast.errors import (
 )
 from holdfast.failpoints import reach
 from holdfast.log import paths
-from holdfast.log.files import read_table
+from holdfast.log.files import FileRef, read_table
 from holdfast.log.manifest import (
     AttemptId,
     Chain,
@@ -79,6 +79,8 @@ class Proposal(msgspec.Struct, frozen=True):
     """Of a ranged source."""
     rows: Any = None
     """Of a Spark source: the batch's DataFrame, for the runner; None: a batch without input."""
+    spark_files: dict[str, FileRef] | None = None
+    """What the commit will name of Spark's checkpoint; None: what the last one did."""
 
 
 class Runner(Protocol):
@@ -373,6 +375,7 @@ class Driver:
             active_ms=activity(head, seen, sources, job.time_ms),
             position=receipts[0].end if self._ranged else None,
             spark=proposal.spark or head.spark,
+            spark_files=head.spark_files if proposal.spark_files is None else proposal.spark_files,
             stages=self._program.shapes(),
             codecs={**head.codecs, **self._program.codecs()},
             schemas={**head.schemas, **self._new_schemas(receipts)},

@@ -3,7 +3,7 @@
 Spark paces the batches and, for its own sources, plans them. For a ranged source it runs a stream of its own that always
 has a next batch, and its checkpoint is a scratch directory of the run: positions are in the manifest chain, so there is
 nothing in it to keep, to repair or to fight over. For a Spark source the checkpoint is kept, because only Spark knows
-the position there.
+the position there: in a directory of ours or, if there is none, by files that every commit names.
 
 Stopping: the batch in flight is finished and Spark's own commit awaited, then the query is stopped; a batch that must
 not begin raises, because returning would log it as done.
@@ -26,12 +26,14 @@ from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 
 from holdfast.errors import Damaged, Fenced, SparkLost
+from holdfast.log.files import FileRef
 from holdfast.log.manifest import Manifest, Position, SparkBatch, new_id
 from holdfast.log.storage import disk_error
 from holdfast.plan.program import Program
 from holdfast.runtime.batch import Driver, Proposal
 from holdfast.runtime.locks import FileLock
 from holdfast.runtime.progress import Progress
+from holdfast.runtime.spark_files import SparkFiles
 from holdfast.sources.base import Span
 from holdfast.sources.spark import SparkSource
 
@@ -66,7 +68,14 @@ class Query:
     """A run in progress."""
 
     def __init__(
-        self, spark: SparkSession, driver: Driver, program: Program, directory: Path, limits: Limits, progress: Progress
+        self,
+        spark: SparkSession,
+        driver: Driver,
+        program: Program,
+        directory: Path,
+        limits: Limits,
+        progress: Progress,
+        files: SparkFiles | None = None,
     ) -> None:
         self._spark = spark
         self._driver = driver
@@ -83,6 +92,8 @@ class Query:
         self._began = float("-inf")
         self._count = 0
         self._ranged = not isinstance(program.source, SparkSource)
+        self._files = None if self._ranged else files
+        """Carries Spark's checkpoint, if `directory` is not where it is kept."""
         self._batches = threading.Lock()
         """One batch at a time: Spark's, or one of ours that has no input."""
         self._error: BaseException | None = None
@@ -136,7 +147,7 @@ class Query:
     @contextmanager
     def _checkpoint(self) -> Iterator[Path]:
         """Spark's checkpoint directory for this run."""
-        if not self._ranged:
+        if not self._ranged and self._files is None:
             yield self._directory
             return
         _collect_scratch(self._directory)
@@ -144,6 +155,8 @@ class Query:
         lock = FileLock(scratch.with_suffix(".lock"))
         lock.acquire()
         try:
+            if self._files is not None:
+                self._files.bring(self._driver.head.spark_files, scratch)
             yield scratch
         finally:
             _remove_scratch(scratch, lock)
@@ -201,8 +214,14 @@ class Query:
         _, _, *offsets = (checkpoint / "offsets" / str(batch)).read_text().split("\n")
         spark = SparkBatch(self._query_id, batch, _digest(checkpoint, offsets, batch))
         if not self._ranged:
-            return Proposal(spark, rows=rows)
+            return Proposal(spark, rows=rows, spark_files=self._kept(checkpoint, batch))
         return Proposal(spark, end=self._next_end())
+
+    def _kept(self, checkpoint: Path, batch: int) -> dict[str, FileRef] | None:
+        if self._files is None:
+            return None
+        head = self._driver.head
+        return self._files.keep(checkpoint, batch, head.version + 1, head.spark_files)
 
     def _next_end(self) -> Position:
         """Wait for something to read. A source that is idle makes no versions; `run(timeout=)` and `stop()` are heard."""

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from holdfast.application import Application
 from holdfast.dataframe import StreamingDataFrame
 from holdfast.errors import InvalidPipeline, UnknownOption
+from holdfast.log.location import directory_at
 from holdfast.persistence import Persistence
 from holdfast.plan.functions import check_function
 from holdfast.plan.schema import arrow_schema
@@ -229,7 +230,7 @@ class DataStreamWriter:
             if root is not None and self._name is not None:
                 given = f"{root}/{self._name}"
         if given is not None:
-            return Persistence(given).directory, False
+            return _local(given, "the checkpoint of a query"), False
         if sink.is_durable:
             raise InvalidPipeline('the query needs a checkpoint: .option("checkpointLocation", "...")')
         return Path(tempfile.mkdtemp(prefix="holdfast-")), True
@@ -267,7 +268,7 @@ def _files(path: str, kind: str) -> _Sink:
 
 def _table(name: str, kind: str) -> _Sink:
     def target(context: Context) -> TableTarget:
-        warehouse = Persistence(context.spark.conf.get("spark.sql.warehouse.dir") or "").directory
+        warehouse = _local(context.spark.conf.get("spark.sql.warehouse.dir") or "", "the warehouse of toTable()")
         return TableTarget(Context(context.spark, warehouse), name, kind, overwrite=False)
 
     return _Sink(f"table {name}", lambda frame, schema: _tap(frame, table_id(name), target, schema), is_durable=True)
@@ -290,6 +291,13 @@ def _console(options: Mapping[str, str]) -> _Sink:
         return ConsoleTarget(context, int(rows), truncate == "true")
 
     return _Sink("console", lambda frame, schema: _tap(frame, "console", target, schema))
+
+
+def _local(url: str, what: str) -> Path:
+    directory = directory_at(url)
+    if directory is None:
+        raise InvalidPipeline(f"{what} is a local path or a file:// URL, not {url}")
+    return directory
 
 
 def _declared(app: Application, plan: Plan, location: Path) -> StreamingDataFrame:

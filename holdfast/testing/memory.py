@@ -49,7 +49,8 @@ class MemoryStorage:
         return sorted(self.sizes(prefix))
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        return {name: len(data) for name, data in self.objects.items() if name.startswith(prefix)}
+        below = {name: len(data) for name, data in self.objects.items() if name.startswith(prefix)}
+        return {name: size for name, size in below.items() if "/" not in name[len(prefix) :]}
 
     def delete(self, name: str) -> None:
         self.objects.pop(name, None)

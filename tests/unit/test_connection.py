@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 
+from holdfast import vault
 from holdfast.errors import InvalidPipeline, UnknownOption
 from holdfast.kafka import connection as module
-from holdfast.kafka.connection import Connection, ConnectionConfig, connection, unlock
+from holdfast.kafka.connection import Connection, ConnectionConfig, connection
 from holdfast.pickling import dumps, loads
+from holdfast.vault import unlock
 
 CANARY = "canary-4711"
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known_before_or_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_known", {})
+    monkeypatch.setattr(vault, "_known", {})
 
 
 @pytest.fixture
@@ -260,7 +262,7 @@ def test_a_copy_in_the_same_process_is_usable(copier: Any) -> None:
 
 def test_a_connection_that_was_not_unlocked_is_not_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     made = connection(secured())
-    monkeypatch.setattr(module, "_known", {})
+    monkeypatch.setattr(vault, "_known", {})
     for use in (made.settings, made.secrets):
         with pytest.raises(AssertionError, match="not unlocked"):
             use()
@@ -270,7 +272,7 @@ def test_a_connection_that_was_not_unlocked_is_not_usable(monkeypatch: pytest.Mo
 def test_unlocking_makes_a_connection_usable_functions_included(monkeypatch: pytest.MonkeyPatch) -> None:
     made = connection(ConnectionConfig("broker:9092", oauth_cb=lambda _: (CANARY, 5.0)))
     pickled, carried = pickle.dumps(made), dumps(made.secrets())
-    monkeypatch.setattr(module, "_known", {})
+    monkeypatch.setattr(vault, "_known", {})
     arrived: Connection = pickle.loads(pickled)
     unlock(loads(carried))
     settings = arrived.settings()
@@ -281,7 +283,7 @@ def test_another_process_knows_nothing_until_it_is_unlocked() -> None:
     made = connection(secured())
     program = (
         "import sys, pickle\n"
-        "from holdfast.kafka.connection import unlock\n"
+        "from holdfast.vault import unlock\n"
         "made, secrets = pickle.load(sys.stdin.buffer), pickle.load(sys.stdin.buffer)\n"
         "print(made)\n"
         "unlock(secrets)\n"
@@ -299,3 +301,13 @@ def test_another_process_knows_nothing_until_it_is_unlocked() -> None:
         f"Connection('broker:9092') {CANARY}",
         "False",
     ]
+
+
+def test_what_is_carried_is_usable_where_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    carried = dumps(vault.Carried(connection(secured())))
+    monkeypatch.setattr(vault, "_known", {})
+    assert loads(carried).thing.settings()["sasl.password"] == CANARY
+
+
+def test_what_has_no_secrets_is_carried_as_it_is() -> None:
+    assert loads(dumps(vault.Carried([1, 2]))).thing == [1, 2]

@@ -198,9 +198,9 @@ def test_an_error_callback_takes_exception_record_and_logger(callback: Any) -> N
         Application("a", on_processing_error=callback)
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/x", "gs://b", "", "  ", "http://x"])
-def test_a_checkpoint_lives_on_a_local_path(url: str) -> None:
-    with pytest.raises(UnknownOption, match=r"a local path or a file:// URL is needed"):
+@pytest.mark.parametrize("url", ["", "  ", "http://x", "s3a://bucket/x"])
+def test_a_checkpoint_lives_on_a_local_path_or_in_an_object_store(url: str) -> None:
+    with pytest.raises(UnknownOption, match=r"is no place for a checkpoint: a local path is needed, or a URL"):
         Persistence(url)
 
 

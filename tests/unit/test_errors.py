@@ -78,7 +78,7 @@ def test_the_tree_is_sorted_by_what_the_user_has_to_do() -> None:
         },
         "MendTheMachine": {
             "MendTheMachine", "StorageFull", "StorageReadOnly", "StorageFailed", "MissingSettings", "JobFailed", "SparkLost",
-            "BrokerAway", "KafkaRefused", "NoTopic",
+            "BrokerAway", "KafkaRefused", "NoTopic", "StorageRefused", "UnsafeStorage",
         },
     }  # fmt: skip
 

@@ -21,6 +21,7 @@ from holdfast.spark import (
     stateful,
 )
 from holdfast.spark.keys import KeyFunction, column_taken
+from holdfast.spark.writing import _local
 from holdfast.state.row import row_of
 
 
@@ -312,3 +313,10 @@ def test_a_trigger_is_an_interval_or_what_is_there_now(trigger: dict[str, Any]) 
 def test_a_query_that_cannot_run_does_not_start(start: Callable[[], Any], said: str) -> None:
     with pytest.raises(FixTheProgram, match=said):
         start()
+
+
+def test_a_checkpoint_in_an_object_store_is_refused_by_name() -> None:
+    with pytest.raises(
+        InvalidPipeline, match="the checkpoint of a query is a local path or a file:// URL, not s3://bucket/x"
+    ):
+        _local("s3://bucket/x", "the checkpoint of a query")
