@@ -30,6 +30,7 @@ from holdfast.runtime.progress import Progress
 from holdfast.runtime.query import Limits, Query
 from holdfast.runtime.session import STREAM, build_session, check_session
 from holdfast.runtime.signals import signals_to
+from holdfast.runtime.snapshots import Places, Snapshots
 from holdfast.runtime.view import StateView
 from holdfast.sources.base import Source
 from holdfast.sources.iterable import IterableSource
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from holdfast.kafka.feeding import TopicProducer
     from holdfast.kafka.link import Attachment, Link
 
+KEEP = 2
+"""Snapshots that are kept where no `Persistence` says otherwise."""
 GUARANTEES = ("exactly-once", "at-least-once")
 
 logger = logging.getLogger("holdfast")
@@ -437,7 +440,17 @@ class Application:
         if station is not None and recover is not None:
             station.recover(recover)
         publisher = station.publisher if station is not None else None
-        driver = Driver(self._chain, program, runner, targets, publisher=publisher, clock=_now_ms, holder=_holder())
+        snapshots = self._snapshots(runner)
+        driver = Driver(
+            self._chain,
+            program,
+            runner,
+            targets,
+            publisher=publisher,
+            snapshots=snapshots,
+            clock=_now_ms,
+            holder=_holder(),
+        )
         try:
             driver.start()
             if station is not None:
@@ -451,9 +464,15 @@ class Application:
                 self._query = None
                 progress.end(driver.head)
         finally:
+            snapshots.close()
             runner.close()
             if station is not None:
                 station.close()
+
+    def _snapshots(self, places: Places) -> Snapshots:
+        place = self._persistence
+        every, keep = (None, KEEP) if place is None else (place.snapshot_every, place.keep)
+        return Snapshots(self._storage, places, every=every, keep=keep, clock=_now_ms, holder=_holder())
 
     def _program(self, pipeline: Pipeline, head: Manifest | None, attachment: Attachment | None) -> Program:
         known = None if head is None else head.stages[0].partitions

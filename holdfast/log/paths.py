@@ -4,6 +4,9 @@
     deltas/<version>-<partition>-<attempt>.arrow    what one attempt of one task changed
     outbox/<version>-<partition>-<sink>-<attempt>.arrow   what it emitted for one sink
     delivered/<version>.json                        every target has the output of this version
+    snapshots/<version>.json                        which files hold the state at a version
+    snapshot-files/<version>-<partition>-<upload>-<n>   one of them
+    pins/<id>.json                                  what a reader still needs
     spark/                                          Spark's own checkpoint of the streaming query
     initial/                                        the state that groups began with, as rows
 
@@ -20,6 +23,9 @@ COMMITS = "commits/"
 DELTAS = "deltas/"
 OUTBOX = "outbox/"
 DELIVERED = "delivered/"
+SNAPSHOTS = "snapshots/"
+SNAPSHOT_FILES = "snapshot-files/"
+PINS = "pins/"
 SPARK = "spark"
 INITIAL = "initial"
 
@@ -40,6 +46,18 @@ def outbox(version: int, partition: int, sink: int, attempt: str) -> str:
 
 def delivered(version: int) -> str:
     return f"{DELIVERED}{version:020d}.json"
+
+
+def snapshot(version: int) -> str:
+    return f"{SNAPSHOTS}{version:020d}.json"
+
+
+def snapshot_file(version: int, partition: int, upload: str, number: int) -> str:
+    return f"{SNAPSHOT_FILES}{version:020d}-{partition:05d}-{upload}-{number:05d}"
+
+
+def pin(identity: str) -> str:
+    return f"{PINS}{identity}.json"
 
 
 def version_of(name: str) -> int:

@@ -88,6 +88,23 @@ class SparkRunner:
                 raise_failure(failure)
         return [result for result, _ in outcomes]
 
+    def at(self, partition: int, function: Callable[[int, Storage, Stores], Any]) -> Any:
+        """Run `function(partition, storage, stores)` where the partition is, in one task, beside whatever else runs."""
+        level = self._program.stage_of(partition).level
+        first = self._program.levels[level].start
+        anchor: RDD[Any]
+        if level > 0:
+            anchor = self._mailboxes(level)
+        elif self._shuffled_anchor is not None:
+            anchor = self._shuffled_anchor.rdd
+        else:
+            anchor = self._ranges()
+        job = anchor.mapPartitionsWithIndex(_each_task(self._work, function, first))
+        ((result, failure),) = self._context.runJob(job, list, [partition - first])
+        if failure is not None:
+            raise_failure(failure)
+        return result
+
     def warm_up(self) -> None:
         """Start the workers and the anchor in the background, while Spark is busy with the start of the query."""
         if not isinstance(self._program.source, SparkSource):

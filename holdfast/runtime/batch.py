@@ -54,12 +54,14 @@ from holdfast.log.manifest import (
     new_id,
 )
 from holdfast.log.recipe import Recipe, recipe_for
+from holdfast.log.snapshot import may_be_removed
 from holdfast.log.storage import Exists, Missing
 from holdfast.plan.program import Program, check_fits
 from holdfast.plan.schema import arrow_schema, decided_schema, to_ddl
 from holdfast.plan.sinks import check_rows, merged
 from holdfast.runtime.exchange import Outcome, gathered
 from holdfast.runtime.job import Job, Receipt
+from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.task import raise_failure
 from holdfast.runtime.watermark import next_watermark
 from holdfast.sources.base import Span
@@ -148,6 +150,7 @@ class Driver:
         targets: Mapping[str, Target],
         *,
         publisher: Publisher | None = None,
+        snapshots: Snapshots | None = None,
         clock: Callable[[], int],
         holder: str,
     ) -> None:
@@ -156,6 +159,7 @@ class Driver:
         self._runner = runner
         self._targets = targets
         self._publisher = publisher
+        self._snapshots = snapshots
         self._clock = clock
         self._holder = holder
         self._ranged = hasattr(program.source, "propose")
@@ -185,6 +189,8 @@ class Driver:
         if self._publisher is not None:
             self._publisher.prepare(head)
         self._deliver_to(head)
+        if self._snapshots is not None:
+            self._snapshots.begin(head)
         return head
 
     def adopt(self, manifest: Manifest) -> None:
@@ -201,14 +207,15 @@ class Driver:
             return head
         job = self._plan(proposal, version)
         receipts = self._run(job, proposal.rows)  # 2, 3
-        manifest = self._manifest(job, proposal, receipts)
+        planned = self._manifest(job, proposal, receipts)
         reach("commit.begin", version)
         began = time.monotonic()
-        manifest = self._chain.commit(manifest)  # 4
+        manifest = self._chain.commit(planned)  # 4
         self.commit_seconds = time.monotonic() - began
         reach("commit.done", version)
+        self._note(job, receipts, manifest)
         self._take(manifest)
-        self._deliver(manifest)  # 5
+        self._deliver(manifest, is_new=manifest is planned)  # 5
         reach("batch.done", version)
         return manifest  # 6
 
@@ -239,7 +246,18 @@ class Driver:
         """A batch that Spark replays must hold the rows that were committed under its number."""
         manifest = self.head
         while manifest.spark is not None and manifest.spark.batch > batch.batch:
-            manifest = self._chain.parent_of(manifest)
+            try:
+                manifest = self._chain.parent_of(manifest)
+            except Damaged as damage:
+                self._check_not_fenced()
+                if not may_be_removed(self._chain.storage, manifest.version - 1):
+                    raise
+                raise SourceMismatch(
+                    f"Spark replays batch {batch.batch}, which was committed so long ago that its manifest is gone: Spark's "
+                    "checkpoint was put back from an older copy. Put the newest one back, or begin a new checkpoint",
+                    batch=batch.batch,
+                    version=manifest.version,
+                ) from damage
         if manifest.spark != batch:
             self._check_not_fenced()
             raise SourceMismatch(
@@ -272,6 +290,7 @@ class Driver:
             span=span,
             recipes=self._recipes,
             schemas=head.schemas,
+            copies=self._snapshots is not None and self._snapshots.is_due(head),
         )
 
     def _run(self, job: Job, rows: Any) -> list[Receipt]:
@@ -423,6 +442,17 @@ class Driver:
                 ) from None
         return schemas
 
+    def _note(self, job: Job, receipts: list[Receipt], manifest: Manifest) -> None:
+        """After the commit: the copies that the tasks have kept of the version before it become a snapshot."""
+        if self._snapshots is None:
+            return
+        if job.copies:
+            marks = [recipe.target for recipe in self._recipes]
+            self._snapshots.take(
+                self.head, marks, [receipt.attempt if receipt.copied else None for receipt in receipts]
+            )
+        self._snapshots.committed(manifest)
+
     def _take(self, manifest: Manifest) -> None:
         self._recipes = tuple(
             recipe_for(self._chain, manifest, partition, self._recipes[partition] if self._recipes else None)
@@ -440,11 +470,11 @@ class Driver:
         for manifest in reversed(undelivered):
             self._deliver(manifest)
 
-    def _deliver(self, manifest: Manifest) -> None:
-        """Every sink gets the outbox of this version, unless a mark says that all have it."""
+    def _deliver(self, manifest: Manifest, *, is_new: bool = False) -> None:
+        """Every sink gets the outbox of this version, unless a mark says that all have it. One that is new has no mark."""
         emitted = {sink for commit in manifest.partitions for sink in commit.outboxes}
         published = self._publisher is not None and manifest.kind in ("batch", "clear")
-        if not (emitted or published) or self._is_delivered(manifest):
+        if not (emitted or published) or (not is_new and self._is_delivered(manifest)):
             return
         known = self._targets.keys() | (self._publisher.sinks if self._publisher is not None else set())
         unknown = emitted - known

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -23,6 +24,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._mark = EMPTY
         self._values: dict[bytes, bytes] = {}
+        self._staging: TemporaryDirectory[str] | None = None
 
     @classmethod
     def open(cls, directory: Path) -> MemoryStore:
@@ -65,6 +67,20 @@ class MemoryStore:
         directory.mkdir()
         whole.write_bytes(msgspec.msgpack.encode((self._mark, sorted(self._values.items()))))
         whole.rename(directory / _FILE)
+
+    def staging(self) -> Path:
+        if self._staging is None:
+            self._staging = TemporaryDirectory(prefix="holdfast-restore-")
+        directory = Path(self._staging.name) / "files"
+        directory.mkdir(exist_ok=True)
+        return directory
+
+    def replace(self, mark: Mark) -> None:
+        staged = MemoryStore.open(self.staging())
+        if staged._mark != mark:
+            raise DamagedStore(f"the checkpoint holds {staged._mark}, not {mark}")
+        self._mark, self._values = staged._mark, staged._values
+        self._staging = None
 
     def wipe(self) -> None:
         self._mark, self._values = EMPTY, {}
