@@ -25,6 +25,7 @@ from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import ErrorCallback, Program, program_of, watermark_of
 from holdfast.runtime.batch import Driver, empty_partitions
 from holdfast.runtime.context import Context
+from holdfast.runtime.ladder import climb, held_marks
 from holdfast.runtime.locks import FileLock
 from holdfast.runtime.progress import Progress
 from holdfast.runtime.query import Limits, Query
@@ -434,7 +435,7 @@ class Application:
         context = Context(spark, self._warehouse)
         secrets = attachment.link.connection.secrets() if attachment is not None else None
         runner = SparkRunner(spark, program, self._storage, LocalStores(self._local), secrets)
-        runner.warm_up()
+        runner.warm_up(None if head is None else held_marks(head.instance))
         targets = {sink: target(context) for sink, target in pipeline.targets.items() if target is not None}
         station = attachment.station(program, self._chain, runner, _holder()) if attachment is not None else None
         if station is not None and recover is not None:
@@ -448,6 +449,7 @@ class Application:
             targets,
             publisher=publisher,
             snapshots=snapshots,
+            restore=lambda instance, recipes: climb(self.name, runner, instance, recipes, runner.warmed_up()),
             clock=_now_ms,
             holder=_holder(),
         )

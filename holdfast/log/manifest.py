@@ -146,7 +146,14 @@ class Chain:
     def head(self) -> Manifest | None:
         """The last commit, or None in an empty checkpoint."""
         names = self.storage.names(paths.COMMITS)
-        return self.read(paths.version_of(names[-1])) if names else None
+        while names:
+            try:
+                return self.read(paths.version_of(names[-1]))
+            except Damaged:
+                before, names = names[-1], self.storage.names(paths.COMMITS)
+                if not names or names[-1] <= before:
+                    raise
+        return None
 
     def first(self) -> int:
         """The oldest version that is there: the first one, or the floor of retention."""

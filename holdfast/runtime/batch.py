@@ -117,6 +117,10 @@ class Publisher(Protocol):
     def publish(self, manifest: Manifest) -> None: ...
 
 
+Restore = Callable[[InstanceId, tuple[Recipe, ...]], None]
+"""Brings the stores near to what the recipes want before the first job, and shows how far it is; the job does the rest."""
+
+
 class Outbox:
     """What a committed version emitted for one sink."""
 
@@ -151,6 +155,7 @@ class Driver:
         *,
         publisher: Publisher | None = None,
         snapshots: Snapshots | None = None,
+        restore: Restore | None = None,
         clock: Callable[[], int],
         holder: str,
     ) -> None:
@@ -160,6 +165,7 @@ class Driver:
         self._targets = targets
         self._publisher = publisher
         self._snapshots = snapshots
+        self._restore = restore
         self._clock = clock
         self._holder = holder
         self._ranged = hasattr(program.source, "propose")
@@ -184,11 +190,12 @@ class Driver:
         _check_head_is_last(head, marks)
         check_fits(self._program, head)
         self._take(head)
-        for target in self._targets.values():
-            target.prepare(head)
-        if self._publisher is not None:
-            self._publisher.prepare(head)
-        self._deliver_to(head)
+        with self._fenced_rather_than_damaged():
+            for target in self._targets.values():
+                target.prepare(head)
+            if self._publisher is not None:
+                self._publisher.prepare(head)
+            self._deliver_to(head)
         if self._snapshots is not None:
             self._snapshots.begin(head)
         return head
@@ -199,6 +206,10 @@ class Driver:
 
     def run_batch(self, proposal: Proposal) -> Manifest:
         """One micro-batch, exactly once."""
+        with self._fenced_rather_than_damaged():
+            return self._run_batch(proposal)
+
+    def _run_batch(self, proposal: Proposal) -> Manifest:
         head = self.head
         version = head.version + 1
         reach("batch.begin", version)
@@ -273,6 +284,15 @@ class Driver:
         if latest is not None and latest.version > self.head.version:
             raise Fenced(self.head.version + 1, latest.holder) from None
 
+    @contextmanager
+    def _fenced_rather_than_damaged(self) -> Iterator[None]:
+        """A file that is missing may be gone because another run went on and cleared up behind itself."""
+        try:
+            yield
+        except Damaged:
+            self._check_not_fenced()
+            raise
+
     # -- 2 and 3: the job --------------------------------------------------------------------------------------
 
     def _plan(self, proposal: Proposal, version: int) -> Job:
@@ -294,6 +314,9 @@ class Driver:
         )
 
     def _run(self, job: Job, rows: Any) -> list[Receipt]:
+        if self._restore is not None:
+            self._restore(job.instance, job.recipes)
+            self._restore = None
         for attempt in range(1, JOB_TRIES + 1):
             reach("job.begin", job.version)
             try:

@@ -6,10 +6,12 @@ against. What a checkpoint holds is one file, `store.msgpack`: the mark and the 
 
 from __future__ import annotations
 
+import shutil
+import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 import msgspec
 
@@ -24,7 +26,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._mark = EMPTY
         self._values: dict[bytes, bytes] = {}
-        self._staging: TemporaryDirectory[str] | None = None
+        self._staging: TemporaryPlace | None = None
 
     @classmethod
     def open(cls, directory: Path) -> MemoryStore:
@@ -70,8 +72,8 @@ class MemoryStore:
 
     def staging(self) -> Path:
         if self._staging is None:
-            self._staging = TemporaryDirectory(prefix="holdfast-restore-")
-        directory = Path(self._staging.name) / "files"
+            self._staging = TemporaryPlace()
+        directory = self._staging.path / "files"
         directory.mkdir(exist_ok=True)
         return directory
 
@@ -87,3 +89,11 @@ class MemoryStore:
 
     def close(self) -> None:
         pass
+
+
+class TemporaryPlace:
+    """A directory that goes when nobody refers to it any more."""
+
+    def __init__(self) -> None:
+        self.path = Path(mkdtemp(prefix="holdfast-memory-"))
+        weakref.finalize(self, shutil.rmtree, self.path)

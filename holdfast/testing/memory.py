@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from holdfast.log.manifest import AttemptId, InstanceId
@@ -16,7 +15,7 @@ from holdfast.runtime.exchange import Inbox, Mail, Outcome
 from holdfast.runtime.job import Job
 from holdfast.runtime.task import Stores, run_task
 from holdfast.stores.base import Store
-from holdfast.stores.memory import MemoryStore
+from holdfast.stores.memory import MemoryStore, TemporaryPlace
 
 
 class Crash(BaseException):
@@ -61,7 +60,7 @@ class MemoryStores:
 
     def __init__(self) -> None:
         self.stores: dict[tuple[InstanceId, int], MemoryStore] = {}
-        self._copies: dict[tuple[InstanceId, int], tuple[AttemptId, TemporaryDirectory[str]]] = {}
+        self._copies: dict[tuple[InstanceId, int], tuple[AttemptId, TemporaryPlace]] = {}
 
     @contextmanager
     def open(self, instance: InstanceId, partition: int) -> Iterator[Store]:
@@ -72,13 +71,13 @@ class MemoryStores:
         yield MemoryStore()
 
     def copy(self, instance: InstanceId, partition: int, store: Store, name: AttemptId) -> None:
-        place = TemporaryDirectory(prefix="holdfast-copy-")
-        store.checkpoint(Path(place.name) / name)
+        place = TemporaryPlace()
+        store.checkpoint(place.path / name)
         self._copies[instance, partition] = name, place
 
     def copied(self, instance: InstanceId, partition: int, name: AttemptId) -> Path | None:
         found, place = self._copies.get((instance, partition), (None, None))
-        return Path(place.name) / name if place is not None and found == name else None
+        return place.path / name if place is not None and found == name else None
 
     def forget(self, instance: InstanceId, partition: int, name: AttemptId) -> None:
         if self.copied(instance, partition, name) is not None:
