@@ -154,7 +154,7 @@ def upload(
 
 
 def fetch(storage: Storage, part: PartitionSnapshot, directory: Path) -> Iterator[int]:
-    """Bring the files into `directory`, and nothing else; after each, its length. Those that are there and whole are kept."""
+    """Bring the files into `directory`, and nothing else; after each, its length. Those that are whole already are kept."""
     wanted = {file.path for file in part.files}
     for path in directory.iterdir():
         if path.name not in wanted:
@@ -173,7 +173,7 @@ def fetch(storage: Storage, part: PartitionSnapshot, directory: Path) -> Iterato
             if not _is_whole(path, file, checksums):
                 raise Damaged(f"{file.name} is damaged: it is not what the snapshot says", name=file.name)
             checksums.save()
-        yield file.length
+            yield file.length
 
 
 def _is_whole(path: Path, file: SnapshotFile, checksums: Checksums) -> bool:

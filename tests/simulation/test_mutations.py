@@ -276,7 +276,7 @@ def refer_to_files_that_the_newest_snapshot_does_not_name(patch: pytest.MonkeyPa
     def thrifty(storage: Any, copy: Any, partition: int, mark: Any, known: Any) -> Any:
         names = storage.names("snapshot-files/")
         found = [(name, storage.get(name)) for name in names if int(name.split("-")[2]) == partition]
-        known = [snapshot.SnapshotFile("store.msgpack", name, len(data), files.checksum(data)) for name, data in found]
+        known = [snapshot.SnapshotFile("", name, len(data), files.checksum(data)) for name, data in found]
         return upload(storage, copy, partition, mark, known)
 
     patch.setattr(snapshots, "upload", thrifty)
