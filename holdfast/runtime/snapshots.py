@@ -100,8 +100,13 @@ class Snapshots:
 
     def is_due(self, head: Manifest) -> bool:
         """Whether the next job is to copy the stores."""
+        if self._is_busy or head.version < self._not_before:
+            return False
         last = self._last
-        if self._is_busy or last is None or head.version < max(self._not_before, last.version + 1):
+        if last is None:  # looking has failed
+            self.begin(head)
+            return False
+        if head.version <= last.version:
             return False
         if isinstance(self._every, timedelta):
             return self._clock() - last.time_ms >= self._every / timedelta(milliseconds=1)
@@ -165,7 +170,9 @@ class Snapshots:
             last = _Last(head.base, oldest.time_ms, 0)
         if self._every is None:
             sizes = {**self._storage.sizes(paths.DELTAS), **self._storage.sizes(paths.OUTBOX)}
-            self._counted = -sum(size for name, size in sizes.items() if paths.version_of(name) > last.version)
+            self._counted = self._written - sum(
+                size for name, size in sizes.items() if paths.version_of(name) > last.version
+            )
         self._last = last
 
     def _upload(self, head: Manifest, marks: Sequence[Mark], copies: Sequence[AttemptId | None]) -> Snapshot | None:

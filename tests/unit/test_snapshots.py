@@ -101,6 +101,18 @@ def test_an_upload_that_fails_is_a_warning_and_is_tried_again_later(
     assert versions(rig.storage)[0] == 2 + module.PAUSE
 
 
+def test_a_run_that_could_not_see_what_there_is_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise StorageFailed("no answer")
+
+    rig = Rig(every=2, keep=9)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "newest_snapshot", refuse)
+        rig.start()
+    rig.run(module.PAUSE + 4)
+    assert versions(rig.storage)
+
+
 def test_a_partition_that_has_lost_its_copy_keeps_its_older_snapshot() -> None:
     rig = Rig(every=2, keep=9)
     rig.run(4)
