@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
-from holdfast.errors import ForeignTarget, HoldfastError, JobFailed, MarkerLost
+from holdfast.errors import Damaged, ForeignTarget, HoldfastError, JobFailed, MarkerLost
 from holdfast.kafka import names
 from holdfast.kafka.publishing import Note, Part, Publisher, Route, Shipment, check_instance, fence, ledger
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, Manifest
+from holdfast.log.snapshot import may_be_removed
 from holdfast.log.storage import Missing, Storage
 
 TRIES = 4
@@ -126,7 +127,12 @@ class KafkaPublisher:
                 head=head.version,
             )
         if paths.manifest(note.version) in committed:  # else it is from before a restore
-            manifest = head if note.version == head.version else self._chain.read(note.version)
+            try:
+                manifest = head if note.version == head.version else self._chain.read(note.version)
+            except Damaged:
+                if may_be_removed(self._chain.storage, note.version):  # by an earlier run that is still clearing up
+                    return
+                raise
             if manifest.id != note.manifest:
                 raise ForeignTarget(
                     f"version {note.version} is out in Kafka with another commit than this checkpoint has: it was put back from a "
