@@ -210,7 +210,10 @@ class Chain:
         return manifest
 
     def _check_parent_is_there(self, manifest: Manifest, tries: int) -> None:
-        """The name was free, but perhaps because retention has passed it: then the manifest before it is gone, too."""
+        """The name was free, but perhaps because retention has passed it: then the manifest before it is gone, too.
+
+        What was put stays: it may also be that it was in time, and that others went on from it and cleared up since.
+        """
         if manifest.parent is None:
             return
         for attempt in range(1, tries + 1):
@@ -221,8 +224,7 @@ class Chain:
                 newest = self.head()
                 if newest is None or newest.version == manifest.version:
                     return  # it was lost in another way, which whoever needs it will say
-                self.storage.delete(paths.manifest(manifest.version))
-                raise Fenced(manifest.version, newest.holder) from None
+                raise Fenced(manifest.version + 1, newest.holder) from None
             except Exception as error:
                 if attempt == tries:
                     raise

@@ -99,23 +99,28 @@ def steps(store: Store, storage: Storage, recipe: Recipe) -> Iterator[int]:
         return
     if held.version > recipe.head:
         raise _zombie(recipe, f"the local store is at version {held.version}", held.version)
-    damages: list[Damaged] = []
-    for way in _ways(storage, recipe, held, damages):
-        if way.snapshot is None and way.since not in (EMPTY, store.mark()):
-            continue  # another way was taken in part
-        try:
-            yield from way.steps(store, storage, recipe)
-            return
-        except DamagedStore as damage:
-            if way.snapshot is None:
-                raise
-            damages.append(damage)
-        except Damaged as damage:
-            damages.append(damage)
-        logger.warning("partition %d: %s", recipe.partition, damages[-1])
-    newest = Chain(storage).head()
-    if newest is not None and newest.version > recipe.head:
-        raise _zombie(recipe, "what it needs is gone", None) from damages[-1]
+    while True:
+        known: list[int] = []
+        damages: list[Damaged] = []
+        for way in _ways(storage, recipe, store.mark(), known, damages):
+            if way.snapshot is None and way.since not in (EMPTY, store.mark()):
+                continue  # another way was taken in part
+            try:
+                yield from way.steps(store, storage, recipe)
+                return
+            except DamagedStore as damage:
+                if way.snapshot is None:
+                    raise
+                damages.append(damage)
+            except Damaged as damage:
+                damages.append(damage)
+            logger.warning("partition %d: %s", recipe.partition, damages[-1])
+        newest = Chain(storage).head()
+        if newest is not None and newest.version > recipe.head:
+            raise _zombie(recipe, "what it needs is gone", None) from damages[-1]
+        if versions(storage)[-1:] <= known[-1:]:
+            break
+        logger.info("partition %d: a newer snapshot has appeared; beginning again", recipe.partition)
     if len(damages) == 1:
         raise damages[0]
     raise Damaged(
@@ -132,7 +137,7 @@ def plan(storage: Storage, recipe: Recipe, held: Mark) -> Way | None:
     """How a store that holds `held` would be brought to the recipe's version; None if there is nothing to do or no way."""
     if held == recipe.target or held.version > recipe.head:
         return None
-    return next(_ways(storage, recipe, held, []), None)
+    return next(_ways(storage, recipe, held, [], []), None)
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -171,15 +176,19 @@ class Way(msgspec.Struct, frozen=True):
             yield stride.delta.length if stride.delta is not None else 0
 
 
-def _ways(storage: Storage, recipe: Recipe, held: Mark, damages: list[Damaged]) -> Iterator[Way]:
-    """The ways from `held` to the head, the best first; what stands in the way of one is added to `damages`."""
+def _ways(storage: Storage, recipe: Recipe, held: Mark, known: list[int], damages: list[Damaged]) -> Iterator[Way]:
+    """The ways from `held` to the head, the best first; what stands in the way of one is added to `damages`.
+
+    The snapshots are listed only if they are needed, and added to `known`.
+    """
     walk = _Walk(storage, recipe)
     if any(stride.mark == held for stride in recipe.tail):
         yield Way(None, held, walk.after(held) or [])
         own = None
     else:
         own = _own_way(walk, recipe, held)
-    for version in reversed(versions(storage)):
+    known += versions(storage)
+    for version in reversed(known):
         if not recipe.base <= version <= recipe.head or (version <= held.version and own is not None):
             continue
         try:

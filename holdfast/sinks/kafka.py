@@ -80,6 +80,10 @@ class KafkaPublisher:
 
     def _mend_notes(self, head: Manifest) -> None:
         """Check what the notes say; write those again that are gone: what they would say is known by other means."""
+        self._driver.mend(lambda: self._lost_notes(head))
+        self._noted = time.monotonic()
+
+    def _lost_notes(self, head: Manifest) -> list[Any]:
         notes = ledger(self._route.connection, self._route.group)
         committed = set(self._chain.storage.names(paths.COMMITS))
         lost = []
@@ -89,10 +93,10 @@ class KafkaPublisher:
             else:
                 self._check(note, head, committed)
                 self._out = max(self._out, note.version)
-        if lost:
-            note = note_of(self._last_known_out(head))
-            notes.write([notes.entry(slot, note) for slot in lost])
-        self._noted = time.monotonic()
+        if not lost:
+            return []
+        note = note_of(self._last_known_out(head))
+        return [notes.entry(slot, note) for slot in lost]
 
     def fence(self) -> None:
         """End whatever the run before this one has left open: what it has published is then certain."""
@@ -126,7 +130,8 @@ class KafkaPublisher:
                 out=note.version,
                 head=head.version,
             )
-        if paths.manifest(note.version) in committed:  # else it is from before a restore
+        following = paths.manifest(min(note.version + 1, head.version))
+        if {paths.manifest(note.version), following} <= committed:  # else it is from before a restore, or was removed
             try:
                 manifest = head if note.version == head.version else self._chain.read(note.version)
             except Damaged:
