@@ -25,11 +25,13 @@ from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import ErrorCallback, Program, program_of, watermark_of
 from holdfast.runtime.batch import Driver, empty_partitions
 from holdfast.runtime.context import Context
+from holdfast.runtime.ladder import climb, held_marks
 from holdfast.runtime.locks import FileLock
 from holdfast.runtime.progress import Progress
 from holdfast.runtime.query import Limits, Query
 from holdfast.runtime.session import STREAM, build_session, check_session
 from holdfast.runtime.signals import signals_to
+from holdfast.runtime.snapshots import Places, Snapshots
 from holdfast.runtime.spark_files import SparkFiles
 from holdfast.runtime.view import StateView
 from holdfast.sources.base import Source
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from holdfast.kafka.feeding import TopicProducer
     from holdfast.kafka.link import Attachment, Link
 
+KEEP = 2
+"""Snapshots that are kept where no `Persistence` says otherwise."""
 GUARANTEES = ("exactly-once", "at-least-once")
 
 logger = logging.getLogger("holdfast")
@@ -439,13 +443,24 @@ class Application:
         context = Context(spark, self._warehouse)
         secrets = secrets_of(self._storage) | (secrets_of(attachment.link.connection) if attachment is not None else {})
         runner = SparkRunner(spark, program, self._storage, LocalStores(self._local), secrets)
-        runner.warm_up()
+        runner.warm_up(None if head is None else held_marks(head.instance))
         targets = {sink: target(context) for sink, target in pipeline.targets.items() if target is not None}
         station = attachment.station(program, self._chain, runner, _holder()) if attachment is not None else None
         if station is not None and recover is not None:
             station.recover(recover)
         publisher = station.publisher if station is not None else None
-        driver = Driver(self._chain, program, runner, targets, publisher=publisher, clock=_now_ms, holder=_holder())
+        snapshots = self._snapshots(runner)
+        driver = Driver(
+            self._chain,
+            program,
+            runner,
+            targets,
+            publisher=publisher,
+            snapshots=snapshots,
+            restore=lambda instance, recipes: climb(self.name, runner, instance, recipes, runner.warmed_up()),
+            clock=_now_ms,
+            holder=_holder(),
+        )
         try:
             driver.start()
             if station is not None:
@@ -460,9 +475,15 @@ class Application:
                 self._query = None
                 progress.end(driver.head)
         finally:
+            snapshots.close()
             runner.close()
             if station is not None:
                 station.close()
+
+    def _snapshots(self, places: Places) -> Snapshots:
+        place = self._persistence
+        every, keep = (None, KEEP) if place is None else (place.snapshot_every, place.keep)
+        return Snapshots(self._storage, places, every=every, keep=keep, clock=_now_ms, holder=_holder())
 
     def _program(self, pipeline: Pipeline, head: Manifest | None, attachment: Attachment | None) -> Program:
         known = None if head is None else head.stages[0].partitions

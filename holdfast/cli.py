@@ -414,7 +414,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(room: Any, name: str, run: Callable[[argparse.Namespace], int], says: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = room.add_parser(name, help=says, description=f"{says[0].upper()}{says[1:]}.")
-    parser.add_argument("url", metavar="URL", help="the checkpoint: a path, or a URL with file://, s3://, gs:// or az://")
+    parser.add_argument(
+        "url", metavar="URL", help="the checkpoint: a path, or a URL with file://, s3://, gs:// or az://"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=run)
     return parser

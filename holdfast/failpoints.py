@@ -40,8 +40,20 @@ PUBLISH_POINTS = (
     "publish.answered",
     "publish.committed",
 )
+SNAPSHOT_POINTS = (
+    "task.copied",
+    "upload.begin",
+    "upload.file",
+    "upload.done",
+    "snapshot.begin",
+    "snapshot.visible",
+    "retention.begin",
+    "retention.done",
+)
 """In the order in which a batch reaches them. `table.staged` and those of publishing lie between the two of delivery; the first
-two of publishing are only reached where a producer has to be opened. Tasks reach them where tasks publish."""
+two of publishing are only reached where a producer has to be opened. Tasks reach them where tasks publish. Those of a
+snapshot come with its version, those of retention with the floor; `task.copied` and those of an upload's files are reached in
+tasks, the others on the driver, beside the batches."""
 
 _hook: Callable[[str, int], None] | None = None
 

@@ -263,6 +263,20 @@ class Publisher:
         if self._note is None:
             self.close()
 
+    def mend(self, lost: Callable[[], list[TopicPartition]]) -> None:
+        """Write notes that are gone, in a transaction: a run that was overtaken since it has looked must not write them.
+
+        `lost` says which, and is asked again after every error.
+        """
+
+        def attempt() -> None:
+            self._open()  # before the look: whoever opens the slot after it fences this one
+            entries = lost()
+            if entries:
+                self._transact(lambda producer: None, entries)
+
+        self._persist("write the notes", attempt)
+
     def publish(self, shipment: Shipment, storage: Storage) -> None:
         """Once, whatever happens; nothing if it is out already."""
         self._persist(f"publish version {shipment.note.version}", lambda: self._publish(shipment, storage))

@@ -22,11 +22,12 @@ from holdfast.kafka import names
 from holdfast.kafka.changelog import Milestone
 from holdfast.kafka.link import Attachment
 from holdfast.kafka.publishing import Note, ledger
-from holdfast.kafka.rounds import Lane, Progress, Round, last_milestone, ready_task, round_task
+from holdfast.kafka.rounds import Lane, Round, last_milestone, ready_task, round_task
 from holdfast.log.manifest import AttemptId, Chain, InstanceId, Manifest, ManifestId, PartitionCommit, Position, new_id
 from holdfast.log.recipe import recipe_for
 from holdfast.plan.program import Program
 from holdfast.runtime.batch import empty_partitions
+from holdfast.runtime.restoring import RestoreLine
 from holdfast.sinks.kafka import Tasks, surely_each
 
 ROUND = 500_000
@@ -110,7 +111,7 @@ class Restore:
             self._attachment.link
         )  # first the workers: else the time left would be wrong for as long as they need to start
         surely_each(self._tasks, "restore", ready_task(self._token, link.connection, link.group, goal.lanes))
-        progress = Progress(self._program.app, sum(goal.to) - sum(goal.since))
+        progress = RestoreLine(self._program.app, "the changelog topics", sum(goal.to) - sum(goal.since), "records")
         manifest = head if head is not None and _continues(head, goal) else self._chain.commit(self._first(goal, head))
         while True:
             at = _reached(manifest)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +23,6 @@ WINDOW = 1_000
 """Offsets before the end in which to look for a milestone, at first."""
 
 NO_CHANGES = pa.table({"key": pa.array([], pa.binary()), "value": pa.array([], pa.binary())})
-
-
-logger = logging.getLogger("holdfast")
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -127,33 +121,3 @@ def last_milestone(
         return None
     finally:
         reading.close()
-
-
-class Progress:
-    """How a restore is doing: one live line on a terminal, log lines elsewhere."""
-
-    def __init__(self, app: str, total: int) -> None:
-        self._app = app
-        self._total = total
-        self._began = self._said = time.monotonic()
-        self._live = sys.stderr.isatty()
-        logger.info("%s: restoring from the changelog topics: %s records to read", app, f"{total:,}")
-
-    def show(self, done: int) -> None:
-        now = time.monotonic()
-        rate = done / max(now - self._began, 1e-9)
-        left = (self._total - done) / max(rate, 1e-9)
-        line = (
-            f"{self._app}: restoring, {done:,} records done, {self._total - done:,} to go, {rate:,.0f} records/s, "
-            f"{left:.0f} s left"
-        )
-        if self._live:
-            sys.stderr.write(f"\r{line:<100}")
-            sys.stderr.flush()
-        else:
-            logger.info(line)
-
-    def end(self) -> None:
-        if self._live:
-            sys.stderr.write("\n")
-        logger.info("%s: the state is whole again after %.1f s", self._app, time.monotonic() - self._began)

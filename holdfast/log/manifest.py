@@ -22,14 +22,14 @@ from holdfast.errors import (
     Damaged,
     Fenced,
     ForeignCheckpoint,
-    FutureFormat,
     StorageFull,
     StorageReadOnly,
     StorageRefused,
     UnsafeStorage,
 )
 from holdfast.log import paths
-from holdfast.log.files import FileRef, checksum
+from holdfast.log.files import FileRef
+from holdfast.log.sealed import sealed, unsealed
 from holdfast.log.storage import Exists, Missing, Storage
 
 FORMAT = 1
@@ -137,10 +137,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """By store: the id of the changelog topic that has followed it since the store was empty."""
 
 
-class _Header(msgspec.Struct):
-    format: int
-
-
 entropy: Callable[[int], bytes] = secrets.token_bytes
 """Where ids come from; the simulation has its own, so that a seed is a schedule."""
 
@@ -160,7 +156,18 @@ class Chain:
     def head(self) -> Manifest | None:
         """The last commit, or None in an empty checkpoint."""
         names = self.storage.names(paths.COMMITS)
-        return self.read(paths.version_of(names[-1])) if names else None
+        while names:
+            try:
+                return self.read(paths.version_of(names[-1]))
+            except Damaged:
+                before, names = names[-1], self.storage.names(paths.COMMITS)
+                if not names or names[-1] <= before:
+                    raise
+        return None
+
+    def first(self) -> int:
+        """The oldest version that is there: the first one, or the floor of retention."""
+        return paths.version_of(self.storage.names(paths.COMMITS)[0])
 
     def read(self, version: int) -> Manifest:
         name = paths.manifest(version)
@@ -185,14 +192,15 @@ class Chain:
         """Put `manifest` if its version is free. The put decides.
 
         After any outcome but clean success the stored manifest is read back: ours means that the commit happened, another's
-        that this run is fenced, none that it may be tried again.
+        that this run is fenced, none that it may be tried again. A run that was overtaken long ago may find the name free
+        again; it is fenced, too.
         """
         name = paths.manifest(manifest.version)
         data = encode(manifest)
         for attempt in range(1, tries + 1):
             try:
                 self.storage.put(name, data)
-                return manifest
+                break
             except (StorageFull, StorageReadOnly, StorageRefused, UnsafeStorage):
                 raise
             except Exception as error:
@@ -204,40 +212,42 @@ class Chain:
                     logger.warning("commit of version %d failed (%s); trying again", manifest.version, error)
                     self._pause(0.05 * 2**attempt)
                     continue
-                if stored.id == manifest.id:
-                    return stored
-                raise Fenced(manifest.version, stored.holder) from None
-        raise AssertionError("unreachable")
+                if stored.id != manifest.id:
+                    raise Fenced(manifest.version, stored.holder) from None
+                manifest = stored
+                break
+        self._check_parent_is_there(manifest, tries)
+        return manifest
+
+    def _check_parent_is_there(self, manifest: Manifest, tries: int) -> None:
+        """The name was free, but perhaps because retention has passed it: then the manifest before it is gone, too.
+
+        What was put stays: it may also be that it was in time, and that others went on from it and cleared up since.
+        """
+        if manifest.parent is None:
+            return
+        for attempt in range(1, tries + 1):
+            try:
+                self.storage.get(paths.manifest(manifest.version - 1))
+                return
+            except Missing:
+                newest = self.head()
+                if newest is None or newest.version == manifest.version:
+                    return  # it was lost in another way, which whoever needs it will say
+                raise Fenced(manifest.version + 1, newest.holder) from None
+            except Exception as error:
+                if attempt == tries:
+                    raise
+                logger.warning("after the commit of version %d: %s; looking again", manifest.version, error)
+                self._pause(0.05 * 2**attempt)
 
 
 def encode(manifest: Manifest) -> bytes:
-    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1).removesuffix(b"\n}")
-    return body + _seal(body)
+    return sealed(manifest)
 
 
 def decode(name: str, data: bytes) -> Manifest:
-    body, _, _ = data.rpartition(_CHECKSUM)
-    if body + _seal(body) != data:
-        raise Damaged(f"{name} is damaged: its checksum is that of other bytes; restore it from a backup", name=name)
-    try:
-        written = msgspec.json.decode(data, type=_Header).format
-        if written <= FORMAT:
-            return msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Damaged(f"{name} is not a manifest ({error}); restore it from a backup", name=name) from None
-    raise FutureFormat(
-        f"{name} has format {written}; this version of Holdfast reads up to {FORMAT}: upgrade it",
-        name=name,
-        format=written,
-    )
-
-
-_CHECKSUM = b',\n "checksum": "'
-
-
-def _seal(body: bytes) -> bytes:
-    """The end of a manifest that begins with `body`."""
-    return _CHECKSUM + checksum(body).encode() + b'"\n}'
+    return unsealed(name, data, Manifest, "manifest", FORMAT)
 
 
 def check_owner(manifest: Manifest, app: str) -> None:

@@ -4,6 +4,9 @@
     deltas/<version>-<partition>-<attempt>.arrow    what one attempt of one task changed
     outbox/<version>-<partition>-<sink>-<attempt>.arrow   what it emitted for one sink
     delivered/<version>.json                        every target has the output of this version
+    snapshots/<version>.json                        which files hold the state at a version
+    snapshot-files/<version>-<partition>-<upload>-<n>   one of them
+    pins/<id>.json                                  what a reader still needs
     probe/<id>                                      whether an object store honours conditions; gone at once
     spark/                                          Spark's own checkpoint of the streaming query; in an object store
     spark/<version>-<id>                            a file of it, put before the commit of a version
@@ -22,8 +25,18 @@ COMMITS = "commits/"
 DELTAS = "deltas/"
 OUTBOX = "outbox/"
 DELIVERED = "delivered/"
+SNAPSHOTS = "snapshots/"
+SNAPSHOT_FILES = "snapshot-files/"
+PINS = "pins/"
 PROBE = "probe/"
-CLASSES = {"manifests": COMMITS, "deltas": DELTAS, "outboxes": OUTBOX, "marks of delivery": DELIVERED}
+CLASSES = {
+    "manifests": COMMITS,
+    "deltas": DELTAS,
+    "outboxes": OUTBOX,
+    "marks of delivery": DELIVERED,
+    "snapshots": SNAPSHOTS,
+    "snapshot files": SNAPSHOT_FILES,
+}
 """What the protocol writes, class by class, by the name that people call it."""
 SPARK = "spark"
 INITIAL = "initial"
@@ -54,6 +67,18 @@ def spark_file(version: int, identity: str) -> str:
 
 def probe(identity: str) -> str:
     return f"{PROBE}{identity}"
+
+
+def snapshot(version: int) -> str:
+    return f"{SNAPSHOTS}{version:020d}.json"
+
+
+def snapshot_file(version: int, partition: int, upload: str, number: int) -> str:
+    return f"{SNAPSHOT_FILES}{version:020d}-{partition:05d}-{upload}-{number:05d}"
+
+
+def pin(identity: str) -> str:
+    return f"{PINS}{identity}.json"
 
 
 def version_of(name: str) -> int:

@@ -8,15 +8,19 @@ Found are, as damage:
     deltas      missing, changed, not readable, not in order; not what the counters of their manifest say
     outboxes    missing, changed, not readable
     marks       of other commits, or not readable; one after the last manifest means that manifests are missing
-and, as orphans, files that no commit names. They cost space and nothing else.
+    snapshots   not readable, of other commits, or with files that are missing or changed
+and, as orphans, files that no commit or snapshot names. They cost space and nothing else.
 
-What nothing names cannot be missed: the last manifest if it had no output, and a mark of delivery.
+What lies before the oldest snapshot may be gone: the chain may begin there. What nothing names cannot be missed: the last
+manifest if it had no output, a mark of delivery, and a snapshot, as long as there is another.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -26,6 +30,8 @@ from holdfast.errors import Damaged, FutureFormat
 from holdfast.log import paths
 from holdfast.log.files import FileRef, changes_of, read_table
 from holdfast.log.manifest import Chain, Manifest, ManifestId, PartitionCommit
+from holdfast.log.sealed import sealed
+from holdfast.log.snapshot import Snapshot, SnapshotFile, is_whole, read_snapshot
 from holdfast.log.storage import Missing, Storage
 from holdfast.stores.base import Change
 
@@ -76,6 +82,8 @@ class Verification:
         self._lost: list[range] = []
         """Versions whose manifests are missing or cannot be read: nobody can tell what they named."""
         self._counters = _Counters()
+        self._snapshots: list[Snapshot] = []
+        """Those that can be read, oldest first."""
 
     def findings(self) -> Iterator[Finding]:
         for finding in self._all():
@@ -86,12 +94,15 @@ class Verification:
             yield finding
 
     def _all(self) -> Iterator[Finding]:
-        listed = {prefix: self._storage.sizes(prefix) for prefix in (paths.DELTAS, paths.OUTBOX)}
+        listed = {prefix: self._storage.sizes(prefix) for prefix in (paths.DELTAS, paths.OUTBOX, paths.SNAPSHOT_FILES)}
         marks = self._storage.sizes(paths.DELIVERED)
+        snapshots = self._storage.sizes(paths.SNAPSHOTS)
         commits = self._storage.sizes(paths.COMMITS)
-        yield from self._strangers(commits | marks)
+        yield from self._strangers(commits | marks | snapshots)
+        yield from self._lists(sorted(filter(paths.is_named_well, snapshots)))
         yield from self._commits({name: size for name, size in commits.items() if paths.is_named_well(name)})
         yield from self._marks(sorted(filter(paths.is_named_well, marks)))
+        yield from self._copies()
         for prefix, sizes in listed.items():
             yield from self._orphans(prefix, sizes)
         if not self._counters.are_whole:
@@ -106,6 +117,9 @@ class Verification:
         before: Manifest | None = None
         for name in sorted(sizes):
             version = paths.version_of(name)
+            if version < self._floor:
+                yield Finding("orphan", name, version, f"{name} lies before what is kept; the next snapshot removes it")
+                continue
             try:
                 manifest = self._chain.read(version)
             except (Damaged, FutureFormat) as error:
@@ -156,8 +170,11 @@ class Verification:
 
     def _beginning(self, manifest: Manifest) -> Iterator[Finding]:
         """The oldest manifest: whether what comes before it may be gone."""
-        if manifest.version > 0 and not _begins_anew(manifest):
+        kept = max((snapshot.floor for snapshot in self._snapshots), default=0)
+        if manifest.version > kept and not _begins_anew(manifest):
             yield self._gap(0, manifest.version)
+        elif manifest.version > 0:
+            self._counters.forget()
 
     def _inheritance(self, before: Manifest, manifest: Manifest) -> Iterator[Finding]:
         """What a manifest has from its parent."""
@@ -222,7 +239,7 @@ class Verification:
         try:
             table = read_table(self._storage, ref, kind)
         except (Damaged, FutureFormat) as error:
-            if not self._is_retired(paths.manifest(manifest.version)):
+            if manifest.version > self._floor and not self._is_retired(paths.manifest(manifest.version)):
                 yield Finding("damage", ref.name, manifest.version, str(error))
             return None
         except (pa.ArrowException, ValueError, OSError):
@@ -231,6 +248,51 @@ class Verification:
             return None
         self._count(ref.length)
         return table
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _floor(self) -> int:
+        """The version up to which what was written is in a snapshot, and may be gone."""
+        return min((snapshot.floor for snapshot in self._snapshots), default=-1)
+
+    def _lists(self, names: list[str]) -> Iterator[Finding]:
+        """What each snapshot consists of."""
+        for name in names:
+            version = paths.version_of(name)
+            try:
+                snapshot = read_snapshot(self._storage, version)
+            except (Damaged, FutureFormat) as error:
+                if name in self._storage.names(paths.SNAPSHOTS):
+                    self._lost.append(range(version, version + 1))
+                    yield Finding("damage", name, version, str(error))
+                continue
+            self._snapshots.append(snapshot)
+
+    def _copies(self) -> Iterator[Finding]:
+        """The files of each snapshot; one that several share is read once."""
+        for snapshot in self._snapshots:
+            name = paths.snapshot(snapshot.version)
+            if self._ids.get(snapshot.version) not in (None, snapshot.manifest):
+                said = f"{name} is of another commit than version {snapshot.version}"
+                yield Finding("damage", name, snapshot.version, said)
+            self._count(len(sealed(snapshot)))
+            files = [file for part in snapshot.partitions for file in part.files if file.name not in self._named]
+            for file in files:
+                self._named.add(file.name)
+                if self._is_copied(file):
+                    self._count(file.length)
+                elif name in self._storage.names(paths.SNAPSHOTS):  # else it was retired meanwhile
+                    said = f"{file.name} is missing or damaged; a restore takes an older snapshot, if there is one"
+                    yield Finding("damage", file.name, snapshot.version, said)
+
+    def _is_copied(self, file: SnapshotFile) -> bool:
+        with tempfile.NamedTemporaryFile(prefix="holdfast-verify-") as temporary:
+            try:
+                self._storage.get_file(file.name, Path(temporary.name))
+            except Missing:
+                return False
+            return is_whole(Path(temporary.name), file)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
@@ -275,6 +337,8 @@ class Verification:
                 said = "is not a file of Holdfast"
             elif self._is_lost(version):
                 continue
+            elif prefix == paths.SNAPSHOT_FILES:
+                said = "is named by no snapshot: an upload is on its way, or was lost on it"
             elif version > last:
                 said = "is not committed: a batch is on its way, or was lost on it"
             else:

@@ -57,6 +57,7 @@ class SparkRunner:
         self._program = program
         self._work = _Work(self._context.broadcast(dumps((program, storage, stores))), dict(secrets or {}))
         self._warming: threading.Thread | None = None
+        self._found: list[Any] | None = None
         self._anchor: RDD[int] | None = None
         self._shuffled_anchor: DataFrame | None = None
         self._mail_anchors: dict[int, RDD[Any]] = {}
@@ -88,18 +89,48 @@ class SparkRunner:
                 raise_failure(failure)
         return [result for result, _ in outcomes]
 
-    def warm_up(self) -> None:
-        """Start the workers and the anchor in the background, while Spark is busy with the start of the query."""
+    def at(self, partition: int, function: Callable[[int, Storage, Stores], Any]) -> Any:
+        """Run `function(partition, storage, stores)` where the partition is, in one task, beside whatever else runs."""
+        level = self._program.stage_of(partition).level
+        first = self._program.levels[level].start
+        anchor: RDD[Any]
+        if level > 0:
+            anchor = self._mailboxes(level)
+        elif self._shuffled_anchor is not None:
+            anchor = self._shuffled_anchor.rdd
+        else:
+            anchor = self._ranges()
+        job = anchor.mapPartitionsWithIndex(_each_task(self._work, function, first))
+        ((result, failure),) = self._context.runJob(job, list, [partition - first])
+        if failure is not None:
+            raise_failure(failure)
+        return result
+
+    def warm_up(self, function: Callable[[int, Storage, Stores], Any] | None = None) -> None:
+        """Start the workers and the anchor in the background, while Spark is busy with the start of the query.
+
+        `function` is called on the way for the partitions of the first level; `warmed_up` has what it returned.
+        """
         if not isinstance(self._program.source, SparkSource):
             anchor = self._ranges()
             self._warming = threading.Thread(
-                target=self._open_workers, args=(anchor,), name="holdfast-warm-up", daemon=True
+                target=self._open_workers, args=(anchor, function), name="holdfast-warm-up", daemon=True
             )
             self._warming.start()
 
-    def _open_workers(self, anchor: RDD[int]) -> None:
+    def warmed_up(self) -> list[Any] | None:
+        """What the function of `warm_up` returned, by partition; None if it was not called everywhere."""
+        self._warmed()
+        return self._found
+
+    def _open_workers(self, anchor: RDD[int], function: Callable[[int, Storage, Stores], Any] | None) -> None:
         try:
-            anchor.mapPartitions(_open(self._work)).collect()
+            if function is None:
+                anchor.mapPartitions(_open(self._work)).collect()
+                return
+            outcomes = anchor.mapPartitionsWithIndex(_each_task(self._work, function, 0)).collect()
+            if all(failure is None for _, failure in outcomes):
+                self._found = [result for result, _ in outcomes]
         except Exception as error:  # the first batch meets it too, and can say what it means
             logger.debug("the workers could not be started beforehand", exc_info=error)
 

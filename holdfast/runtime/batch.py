@@ -54,12 +54,14 @@ from holdfast.log.manifest import (
     new_id,
 )
 from holdfast.log.recipe import Recipe, recipe_for
+from holdfast.log.snapshot import may_be_removed
 from holdfast.log.storage import Exists, Missing
 from holdfast.plan.program import Program, check_fits
 from holdfast.plan.schema import arrow_schema, decided_schema, to_ddl
 from holdfast.plan.sinks import check_rows, merged
 from holdfast.runtime.exchange import Outcome, gathered
 from holdfast.runtime.job import Job, Receipt
+from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.task import raise_failure
 from holdfast.runtime.watermark import activity, event_times, next_watermark
 from holdfast.sources.base import Span
@@ -117,6 +119,10 @@ class Publisher(Protocol):
     def publish(self, manifest: Manifest) -> None: ...
 
 
+Restore = Callable[[InstanceId, tuple[Recipe, ...]], None]
+"""Brings the stores near to what the recipes want before the first job, and shows how far it is; the job does the rest."""
+
+
 class Outbox:
     """What a committed version emitted for one sink."""
 
@@ -150,6 +156,8 @@ class Driver:
         targets: Mapping[str, Target],
         *,
         publisher: Publisher | None = None,
+        snapshots: Snapshots | None = None,
+        restore: Restore | None = None,
         clock: Callable[[], int],
         holder: str,
     ) -> None:
@@ -158,6 +166,8 @@ class Driver:
         self._runner = runner
         self._targets = targets
         self._publisher = publisher
+        self._snapshots = snapshots
+        self._restore = restore
         self._clock = clock
         self._holder = holder
         self._ranged = hasattr(program.source, "propose")
@@ -182,11 +192,14 @@ class Driver:
         _check_head_is_last(head, marks)
         check_fits(self._program, head)
         self._take(head)
-        for target in self._targets.values():
-            target.prepare(head)
-        if self._publisher is not None:
-            self._publisher.prepare(head)
-        self._deliver_to(head)
+        with self._fenced_rather_than_damaged():
+            for target in self._targets.values():
+                target.prepare(head)
+            if self._publisher is not None:
+                self._publisher.prepare(head)
+            self._deliver_to(head)
+        if self._snapshots is not None:
+            self._snapshots.begin(head)
         return head
 
     def adopt(self, manifest: Manifest) -> None:
@@ -195,6 +208,10 @@ class Driver:
 
     def run_batch(self, proposal: Proposal) -> Manifest:
         """One micro-batch, exactly once."""
+        with self._fenced_rather_than_damaged():
+            return self._run_batch(proposal)
+
+    def _run_batch(self, proposal: Proposal) -> Manifest:
         head = self.head
         version = head.version + 1
         reach("batch.begin", version)
@@ -203,14 +220,15 @@ class Driver:
             return head
         job = self._plan(proposal, version)
         receipts = self._run(job, proposal.rows)  # 2, 3
-        manifest = self._manifest(job, proposal, receipts)
+        planned = self._manifest(job, proposal, receipts)
         reach("commit.begin", version)
         began = time.monotonic()
-        manifest = self._chain.commit(manifest)  # 4
+        manifest = self._chain.commit(planned)  # 4
         self.commit_seconds = time.monotonic() - began
         reach("commit.done", version)
+        self._note(job, receipts, manifest)
         self._take(manifest)
-        self._deliver(manifest)  # 5
+        self._deliver(manifest, is_new=manifest is planned)  # 5
         reach("batch.done", version)
         return manifest  # 6
 
@@ -241,7 +259,18 @@ class Driver:
         """A batch that Spark replays must hold the rows that were committed under its number."""
         manifest = self.head
         while manifest.spark is not None and manifest.spark.batch > batch.batch:
-            manifest = self._chain.parent_of(manifest)
+            try:
+                manifest = self._chain.parent_of(manifest)
+            except Damaged as damage:
+                self._check_not_fenced()
+                if not may_be_removed(self._chain.storage, manifest.version - 1):
+                    raise
+                raise SourceMismatch(
+                    f"Spark replays batch {batch.batch}, which was committed so long ago that its manifest is gone: Spark's "
+                    "checkpoint was put back from an older copy. Put the newest one back, or begin a new checkpoint",
+                    batch=batch.batch,
+                    version=manifest.version,
+                ) from damage
         if manifest.spark != batch:
             self._check_not_fenced()
             raise SourceMismatch(
@@ -256,6 +285,15 @@ class Driver:
         latest = self._chain.head()
         if latest is not None and latest.version > self.head.version:
             raise Fenced(self.head.version + 1, latest.holder) from None
+
+    @contextmanager
+    def _fenced_rather_than_damaged(self) -> Iterator[None]:
+        """A file that is missing may be gone because another run went on and cleared up behind itself."""
+        try:
+            yield
+        except Damaged:
+            self._check_not_fenced()
+            raise
 
     # -- 2 and 3: the job --------------------------------------------------------------------------------------
 
@@ -274,9 +312,13 @@ class Driver:
             span=span,
             recipes=self._recipes,
             schemas=head.schemas,
+            copies=self._snapshots is not None and self._snapshots.is_due(head),
         )
 
     def _run(self, job: Job, rows: Any) -> list[Receipt]:
+        if self._restore is not None:
+            self._restore(job.instance, job.recipes)
+            self._restore = None
         for attempt in range(1, JOB_TRIES + 1):
             reach("job.begin", job.version)
             try:
@@ -426,6 +468,17 @@ class Driver:
                 ) from None
         return schemas
 
+    def _note(self, job: Job, receipts: list[Receipt], manifest: Manifest) -> None:
+        """After the commit: the copies that the tasks have kept of the version before it become a snapshot."""
+        if self._snapshots is None:
+            return
+        if job.copies:
+            marks = [recipe.target for recipe in self._recipes]
+            self._snapshots.take(
+                self.head, marks, [receipt.attempt if receipt.copied else None for receipt in receipts]
+            )
+        self._snapshots.committed(manifest)
+
     def _take(self, manifest: Manifest) -> None:
         self._recipes = tuple(
             recipe_for(self._chain, manifest, partition, self._recipes[partition] if self._recipes else None)
@@ -443,11 +496,11 @@ class Driver:
         for manifest in reversed(undelivered):
             self._deliver(manifest)
 
-    def _deliver(self, manifest: Manifest) -> None:
-        """Every sink gets the outbox of this version, unless a mark says that all have it."""
+    def _deliver(self, manifest: Manifest, *, is_new: bool = False) -> None:
+        """Every sink gets the outbox of this version, unless a mark says that all have it. One that is new has no mark."""
         emitted = {sink for commit in manifest.partitions for sink in commit.outboxes}
         published = self._publisher is not None and manifest.kind in ("batch", "clear")
-        if not (emitted or published) or self._is_delivered(manifest):
+        if not (emitted or published) or (not is_new and self._is_delivered(manifest)):
             return
         known = self._targets.keys() | (self._publisher.sinks if self._publisher is not None else set())
         unknown = emitted - known

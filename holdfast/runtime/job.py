@@ -26,6 +26,8 @@ class Job(msgspec.Struct, frozen=True):
     recipes: tuple[Recipe, ...]
     schemas: dict[str, str]
     """Of the sinks whose schema is already decided."""
+    copies: bool = False
+    """Whether every task keeps a copy of its store as it is before the batch: a snapshot is due."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -67,4 +69,6 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """When something in the partition is next due by processing time."""
     event_due_ms: int | None = None
     """The same by event time."""
+    copied: bool = False
+    """Whether there is a copy of the store, under the attempt's name."""
     failure: Failure | None = None

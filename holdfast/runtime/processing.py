@@ -340,7 +340,7 @@ class Processing:
 
     # -- what is written down ----------------------------------------------------------------------------------------
 
-    def receipt(self, storage: Storage, end: Position | None) -> Receipt:
+    def receipt(self, storage: Storage, end: Position | None, *, copied: bool = False) -> Receipt:
         job, partition, attempt = self._job, self._partition, self._attempt
         keys: list[bytes] = []
         values: list[bytes | None] = []
@@ -391,6 +391,7 @@ class Processing:
             events=self._events,
             due_ms=self._next_due("processing"),
             event_due_ms=self._next_due("event"),
+            copied=copied,
         )
 
     def _next_due(self, clock: Clock) -> int | None:

@@ -79,12 +79,12 @@ def build_session(
     """Start a JVM and a Spark session in it, as fast and as quietly as Spark allows.
 
     With `only_plans` it is tuned for a JVM through which no rows go, as with sources whose ranges tasks read themselves.
-    `master` is every core of this machine unless given; a local master repeats no failed task. `extra` settings win
+    `master` is every core of this machine and a task more unless given; a local master repeats no failed task. `extra` settings win
     over Holdfast's. Applications of one process that ask for the same share a session. One JVM serves a process for its
     whole life: after `spark.stop()` a second call starts a new session in the same JVM, whose memory and flags stay as
     they are. The handler of SIGINT stays the caller's.
     """
-    master = master or f"local[{os.cpu_count() or 1}]"
+    master = master or f"local[{(os.cpu_count() or 1) + 1}]"  # one for uploads, so that no batch waits for them
     settings = {**settings_for(app_name, master, ui, warehouse), **extra}
     gateway_running = "pyspark.core.context" in sys.modules and gateway_runs()
     jvm = (

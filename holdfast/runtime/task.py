@@ -16,9 +16,10 @@ import logging
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import NoReturn, Protocol
 
-from holdfast.errors import UserFunctionFailed
+from holdfast.errors import HoldfastError, UserFunctionFailed
 from holdfast.failpoints import reach
 from holdfast.log.manifest import AttemptId, InstanceId, new_id
 from holdfast.log.recipe import bring
@@ -43,6 +44,15 @@ class Stores(Protocol):
 
     def scratch(self) -> AbstractContextManager[Store]:
         """An empty store for what a task cannot keep in memory; gone afterwards."""
+
+    def copy(self, instance: InstanceId, partition: int, store: Store, name: AttemptId) -> None:
+        """Keep a copy of an open store as it is. Earlier copies of the partition go."""
+
+    def copied(self, instance: InstanceId, partition: int, name: AttemptId) -> Path | None:
+        """The directory of a copy; None if it is not on this host."""
+
+    def forget(self, instance: InstanceId, partition: int, name: AttemptId) -> None:
+        """Remove a copy, and what else nobody on this host needs any more."""
 
 
 def run_task(
@@ -69,6 +79,7 @@ def run_task(
             try:
                 bring(store, storage, job.recipes[partition])  # a
                 reach("task.restored", job.version)
+                copied = job.copies and _copied(stores, job, partition, store, attempt)
                 processing = Processing(
                     program, job, partition, attempt, store, lambda: scratch.enter_context(stores.scratch())
                 )
@@ -78,7 +89,7 @@ def run_task(
                 if inbox is None or not inbox.failed:
                     processing.finish()
                     reach("task.processed", job.version)
-                    receipt = processing.receipt(storage, getattr(chunks, "end", None))  # c, d
+                    receipt = processing.receipt(storage, getattr(chunks, "end", None), copied=copied)  # c, d
             except DamagedStore:
                 store.wipe()
                 raise
@@ -96,6 +107,19 @@ def run_task(
             version=job.version, partition=partition, attempt=attempt, span=job.span, failure=failure_of(error, place)
         )
     return list(mailed(program, receipt, processing.sent if processing is not None else {}, inbox, partition))
+
+
+def _copied(stores: Stores, job: Job, partition: int, store: Store, attempt: AttemptId) -> bool:
+    """Whether a copy could be made; without one there is no snapshot, and nothing else is amiss."""
+    try:
+        stores.copy(job.instance, partition, store, attempt)
+    except DamagedStore:
+        raise
+    except (HoldfastError, OSError) as error:
+        logger.warning("partition %d: no copy for a snapshot: %s", partition, error)
+        return False
+    reach("task.copied", job.version)
+    return True
 
 
 @contextmanager

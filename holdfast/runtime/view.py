@@ -10,15 +10,17 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.errors import CodecMismatch, MissingSettings
+from holdfast.errors import CodecMismatch, Damaged, MissingSettings, ZombieTask
 from holdfast.log.manifest import Chain, Manifest
-from holdfast.log.recipe import bring, recipe_for
+from holdfast.log.pins import Lease
+from holdfast.log.recipe import recipe_for, steps
 from holdfast.state.codecs import Codec
 from holdfast.state.documents import document_prefix, read_document
 from holdfast.state.keys import decode_key, encode_key, partition_of
@@ -28,6 +30,10 @@ from holdfast.stores.rocksdb import RocksDBStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+TRIES = 5
+"""How often a call begins again because what it read was removed."""
 
 
 class StateView:
@@ -66,28 +72,23 @@ class StateView:
         """
         route = encode_key(key)
         head = self._head()
-        if head is None:
-            return None
         name = document_prefix(self._name) + route
-        for partition in _homes(head, self._name, route):
-            with self._at(head, partition) as store:
+        for partition in _homes(head, self._name, route) if head is not None else ():
+            for found, store in self._settled(partial(_only, partition)):
                 (stored,) = store.get_many([name])
-            if stored is not None:
-                return read_document(stored, self._codec_of(head), head.time_ms, head.watermark_ms) or None
+                if stored is not None:
+                    return read_document(stored, self._codec_of(found), found.time_ms, found.watermark_ms) or None
         return None
 
     def items(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
         """Every key and its state, in no particular order, all at the version that is the last one now."""
-        head = self._head()
-        codec = self._codec if head is None else self._codec_of(head)
         prefix = document_prefix(self._name)
-        for partition in _partitions(head, self._name) if head is not None else ():
-            assert head is not None
-            with self._at(head, partition) as store:
-                for key, stored in store.scan(prefix, prefix[:-1] + b"\x01"):
-                    document = read_document(stored, codec, head.time_ms, head.watermark_ms)
-                    if document:
-                        yield decode_key(key[len(prefix) :]), document
+        for head, store in self._settled(lambda head: _partitions(head, self._name)):
+            codec = self._codec_of(head)
+            for key, stored in store.scan(prefix, prefix[:-1] + b"\x01"):
+                document = read_document(stored, codec, head.time_ms, head.watermark_ms)
+                if document:
+                    yield decode_key(key[len(prefix) :]), document
 
     def to_dataframe(self) -> DataFrame:
         """Key and state as a Spark DataFrame `key string, state string`: the key as `str` shows it, the state as JSON."""
@@ -113,16 +114,43 @@ class StateView:
             f"store {self._name!r} was written with codec {written}, this application uses {self._codec.name}"
         )
 
-    @contextmanager
-    def _at(self, head: Manifest, partition: int) -> Iterator[Store]:
-        """A store of our own for a partition, brought to `head` and for one call alone: another call may see a later version."""
-        name = (head.instance, partition)
-        store = self._stores.pop(name, None)
+    def _settled(self, wanted: Callable[[Manifest], Iterable[int]]) -> Iterator[tuple[Manifest, Store]]:
+        """Stores of our own for some partitions, all brought to the last commit, each for this call alone.
+
+        Retention may remove what is being read: then all of them begin again, at the commit that is the last one by then,
+        and with a pin on it.
+        """
+        lease: Lease | None = None
+        try:
+            for tries in count(1):
+                head = self._head()
+                if head is None:
+                    return
+                try:
+                    stores = {partition: self._brought(head, partition, lease) for partition in wanted(head)}
+                    break
+                except (Damaged, ZombieTask):
+                    newest = self._head()
+                    if newest is None or newest.version == head.version or tries == TRIES:
+                        raise
+                    lease = lease or Lease(self._chain.storage, newest.version)
+        finally:
+            if lease is not None:
+                lease.end()
+        assert head is not None
+        for partition, store in stores.items():
+            yield head, store
+            self._stores[head.instance, partition] = store
+
+    def _brought(self, head: Manifest, partition: int, lease: Lease | None) -> Store:
+        """Another call may be at a later version with its own."""
+        store = self._stores.pop((head.instance, partition), None)
         if store is None or store.mark().version > head.version:
             store = self._new_store()
-        bring(store, self._chain.storage, recipe_for(self._chain, head, partition))
-        yield store
-        self._stores[name] = store
+        for _ in steps(store, self._chain.storage, recipe_for(self._chain, head, partition)):
+            if lease is not None:
+                lease.renew()
+        return store
 
     def _new_private_store(self) -> Store:
         """In a temporary directory that goes when this view does."""
@@ -130,6 +158,10 @@ class StateView:
         store = RocksDBStore(directory / "store")
         weakref.finalize(self, _discard, store, directory)
         return store
+
+
+def _only(partition: int, head: Manifest) -> Iterable[int]:
+    return (partition,)
 
 
 def _homes(head: Manifest, store: str, route: bytes) -> Iterable[int]:

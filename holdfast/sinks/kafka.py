@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
-from holdfast.errors import ForeignTarget, HoldfastError, JobFailed, MarkerLost
+from holdfast.errors import Damaged, ForeignTarget, HoldfastError, JobFailed, MarkerLost
 from holdfast.kafka import names
 from holdfast.kafka.publishing import Note, Part, Publisher, Route, Shipment, check_instance, fence, ledger
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, Manifest
+from holdfast.log.snapshot import may_be_removed
 from holdfast.log.storage import Missing, Storage
 
 TRIES = 4
@@ -79,6 +80,10 @@ class KafkaPublisher:
 
     def _mend_notes(self, head: Manifest) -> None:
         """Check what the notes say; write those again that are gone: what they would say is known by other means."""
+        self._driver.mend(lambda: self._lost_notes(head))
+        self._noted = time.monotonic()
+
+    def _lost_notes(self, head: Manifest) -> list[Any]:
         notes = ledger(self._route.connection, self._route.group)
         committed = set(self._chain.storage.names(paths.COMMITS))
         lost = []
@@ -88,10 +93,10 @@ class KafkaPublisher:
             else:
                 self._check(note, head, committed)
                 self._out = max(self._out, note.version)
-        if lost:
-            note = note_of(self._last_known_out(head))
-            notes.write([notes.entry(slot, note) for slot in lost])
-        self._noted = time.monotonic()
+        if not lost:
+            return []
+        note = note_of(self._last_known_out(head))
+        return [notes.entry(slot, note) for slot in lost]
 
     def fence(self) -> None:
         """End whatever the run before this one has left open: what it has published is then certain."""
@@ -125,8 +130,14 @@ class KafkaPublisher:
                 out=note.version,
                 head=head.version,
             )
-        if paths.manifest(note.version) in committed:  # else it is from before a restore
-            manifest = head if note.version == head.version else self._chain.read(note.version)
+        following = paths.manifest(min(note.version + 1, head.version))
+        if {paths.manifest(note.version), following} <= committed:  # else it is from before a restore, or was removed
+            try:
+                manifest = head if note.version == head.version else self._chain.read(note.version)
+            except Damaged:
+                if may_be_removed(self._chain.storage, note.version):  # by an earlier run that is still clearing up
+                    return
+                raise
             if manifest.id != note.manifest:
                 raise ForeignTarget(
                     f"version {note.version} is out in Kafka with another commit than this checkpoint has: it was put back from a "

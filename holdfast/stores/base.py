@@ -63,6 +63,12 @@ class Store(Protocol):
     def checkpoint(self, directory: Path) -> None:
         """Write a copy of the store as it is to `directory`, which must not exist; it opens as a store."""
 
+    def staging(self) -> Path:
+        """A directory for the files of another checkpoint on their way here; it outlives what the store outlives."""
+
+    def replace(self, mark: Mark) -> None:
+        """Become the checkpoint in `staging()`, which goes. `DamagedStore`, and nothing changed, if it has another mark."""
+
     def wipe(self) -> None:
         """Forget everything: the store is `EMPTY` and open afterwards."""
 

@@ -1,20 +1,24 @@
 """The store that lives in this process: for tests, and for applications that keep nothing.
 
 The plainest thing that keeps the contract of `stores/base.py`, so it is also the model the other stores are read
-against. What a checkpoint holds is one file, `store.msgpack`: the mark and the entries in key order.
+against. A checkpoint holds two files: `entries.msgpack`, the entries in key order, and `mark.msgpack`.
 """
 
 from __future__ import annotations
 
+import shutil
+import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import mkdtemp
 
 import msgspec
 
 from holdfast.stores.base import EMPTY, Change, DamagedStore, Mark, WrongVersion
 
-_FILE = "store.msgpack"
+_MARK = "mark.msgpack"
+_ENTRIES = "entries.msgpack"
 
 
 class MemoryStore:
@@ -23,15 +27,16 @@ class MemoryStore:
     def __init__(self) -> None:
         self._mark = EMPTY
         self._values: dict[bytes, bytes] = {}
+        self._staging: TemporaryPlace | None = None
 
     @classmethod
     def open(cls, directory: Path) -> MemoryStore:
         """The store that `checkpoint(directory)` wrote."""
-        path = directory / _FILE
         try:
-            mark, entries = msgspec.msgpack.decode(path.read_bytes(), type=tuple[Mark, list[tuple[bytes, bytes]]])
+            mark = msgspec.msgpack.decode((directory / _MARK).read_bytes(), type=Mark)
+            entries = msgspec.msgpack.decode((directory / _ENTRIES).read_bytes(), type=list[tuple[bytes, bytes]])
         except (FileNotFoundError, msgspec.MsgspecError) as error:
-            raise DamagedStore(f"{path} is not a whole checkpoint: {error}", path=path) from error
+            raise DamagedStore(f"{directory} is not a whole checkpoint: {error}", path=directory) from error
         store = cls()
         store._mark, store._values = mark, dict(entries)
         return store
@@ -61,13 +66,34 @@ class MemoryStore:
         self._mark, self._values = to, values
 
     def checkpoint(self, directory: Path) -> None:
-        whole = directory.with_name(f"{directory.name}.tmp")
         directory.mkdir()
-        whole.write_bytes(msgspec.msgpack.encode((self._mark, sorted(self._values.items()))))
-        whole.rename(directory / _FILE)
+        (directory / _ENTRIES).write_bytes(msgspec.msgpack.encode(sorted(self._values.items())))
+        (directory / _MARK).write_bytes(msgspec.msgpack.encode(self._mark))
+
+    def staging(self) -> Path:
+        if self._staging is None:
+            self._staging = TemporaryPlace()
+        directory = self._staging.path / "files"
+        directory.mkdir(exist_ok=True)
+        return directory
+
+    def replace(self, mark: Mark) -> None:
+        staged = MemoryStore.open(self.staging())
+        if staged._mark != mark:
+            raise DamagedStore(f"the checkpoint holds {staged._mark}, not {mark}")
+        self._mark, self._values = staged._mark, staged._values
+        self._staging = None
 
     def wipe(self) -> None:
         self._mark, self._values = EMPTY, {}
 
     def close(self) -> None:
         pass
+
+
+class TemporaryPlace:
+    """A directory that goes when nobody refers to it any more."""
+
+    def __init__(self) -> None:
+        self.path = Path(mkdtemp(prefix="holdfast-memory-"))
+        weakref.finalize(self, shutil.rmtree, self.path)

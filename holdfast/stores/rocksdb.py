@@ -49,6 +49,9 @@ COMPACTION_LIMIT_S = 60.0
 PAGE = 512
 """Entries per call of RocksDB. One `get` of tens of thousands of keys costs 20 to 40 % more than many of these."""
 
+STAGING = ".restore"
+"""Ends the name of the directory beside a store in which another is made ready to take its place."""
+
 _MARK = b"\x00mark"
 _FIRST = b"\x01"
 
@@ -102,6 +105,29 @@ class RocksDBStore:
         with named_errors(self.path):
             self._db.flush()
             Checkpoint(self._db).create_checkpoint(str(directory))
+
+    def staging(self) -> Path:
+        directory = self.path.with_name(f"{self.path.name}{STAGING}")
+        with named_errors(directory):
+            directory.mkdir(exist_ok=True)
+        return directory
+
+    def replace(self, mark: Mark) -> None:
+        staged = self.staging()
+        copy = RocksDBStore(staged)
+        try:
+            held = copy.mark()
+        finally:
+            copy.close()
+        if held != mark:
+            raise DamagedStore(f"{staged} holds {held}, not {mark}", path=staged)
+        self._db.close()
+        self._closed = True
+        erase(self.path)  # whoever is killed here leaves an empty store, and the other one whole beside it
+        with named_errors(self.path):
+            staged.rename(self.path)
+        self._db = _open(self.path)
+        self._closed = False
 
     def wipe(self) -> None:
         self._db.close()

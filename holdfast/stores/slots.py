@@ -2,13 +2,17 @@
 
     <local_dir>/<instance>/<partition>/slot-<n>/       a database
     <local_dir>/<instance>/<partition>/slot-<n>.lock   held (flock) by whoever has it open
+    <local_dir>/<instance>/<partition>/slot-<n>.restore/   a database on its way from a snapshot to the slot
+    <local_dir>/<instance>/<partition>/copy-<attempt>/     a copy of one, on its way to a snapshot
 
 A partition needs one slot. A second one appears when a task finds the first held for longer than `PATIENCE_S`, by a
 zombie of an earlier attempt or by a reader: the newcomer must neither block nor share. The rules:
 - no database is opened, emptied or removed without its lock;
 - a lock file lies outside the database and is never deleted, so two processes can never lock two files of one name;
 - of the slots that nobody holds, the one at the highest version is used and the others are removed;
-- a slot that is damaged is emptied: whoever opens it builds it again from the log.
+- a slot that is damaged is emptied: whoever opens it builds it again from the log;
+- a partition has one copy: to make one removes those before it, which are leftovers of killed runs;
+- what nobody has opened for `STALE_S` is removed: of partitions that moved away, and of instances that are no more.
 """
 
 from __future__ import annotations
@@ -26,10 +30,15 @@ from itertools import count
 from pathlib import Path
 
 from holdfast.stores.base import DamagedStore, Store
-from holdfast.stores.rocksdb import RocksDBStore, erase, named_errors
+from holdfast.stores.rocksdb import STAGING, RocksDBStore, erase, named_errors
 
 PATIENCE_S = 1.0
 """How long a newcomer waits for a slot that is held before it starts another one."""
+
+STALE_S = 24 * 3600.0
+"""After so long without use a local store is taken for one that is not coming back."""
+
+_COPY = "copy-"
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +52,7 @@ class LocalStores:
     @contextmanager
     def open(self, instance: str, partition: int) -> Iterator[Store]:
         """The store of a partition, locked while the block runs and closed after it. It may be at any version."""
-        home = self.local_dir / instance / str(partition)
+        home = self._home(instance, partition)
         with named_errors(home):
             home.mkdir(parents=True, exist_ok=True)
             held = _lock_slots(home)
@@ -72,12 +81,66 @@ class LocalStores:
             with named_errors(directory):
                 shutil.rmtree(directory)
 
+    def copy(self, instance: str, partition: int, store: Store, name: str) -> None:
+        """Keep a copy of an open store as it is. Earlier copies of the partition go."""
+        home = self._home(instance, partition)
+        with named_errors(home):
+            for copy in home.glob(f"{_COPY}*"):
+                shutil.rmtree(copy)
+        store.checkpoint(home / f"{_COPY}{name}")
+
+    def copied(self, instance: str, partition: int, name: str) -> Path | None:
+        """The directory of a copy; None if it is not on this host."""
+        directory = self._home(instance, partition) / f"{_COPY}{name}"
+        return directory if directory.is_dir() else None
+
+    def forget(self, instance: str, partition: int, name: str) -> None:
+        """Remove a copy, and what else nobody on this host needs any more."""
+        directory = self.copied(instance, partition, name)
+        with named_errors(self.local_dir):
+            if directory is not None:
+                shutil.rmtree(directory)
+            self.collect(time.time() - STALE_S)
+
+    def collect(self, before: float) -> None:
+        """Remove the stores that nobody holds and nobody has opened since `before`, in seconds since 1970."""
+        for lock_file in self.local_dir.glob("*/*/slot-*.lock"):
+            if lock_file.stat().st_mtime < before:
+                _remove_stale(lock_file)
+        for scratch in self.local_dir.glob("scratch/*"):
+            if scratch.stat().st_mtime < before:
+                shutil.rmtree(scratch)
+
+    def _home(self, instance: str, partition: int) -> Path:
+        return self.local_dir / instance / str(partition)
+
+
+def _remove_stale(lock_file: Path) -> None:
+    slot = lock_file.with_suffix("")
+    doomed = [path for path in (slot, *_beside(slot), *slot.parent.glob(f"{_COPY}*")) if path.is_dir()]
+    if not doomed:
+        return
+    lock = _lock(slot, touch=False)
+    if lock is None:
+        return
+    try:
+        for directory in doomed:
+            shutil.rmtree(directory)
+        log.info("removed %s, which nobody has used for a while", slot)
+    finally:
+        _unlock(lock)
+
+
+def _beside(slot: Path) -> list[Path]:
+    """What belongs to a slot and goes with it."""
+    return [slot.with_name(f"{slot.name}{STAGING}")]
+
 
 def _lock_slots(home: Path) -> dict[Path, int]:
     """The slots of `home` that nobody holds, each with its lock now held: at least one, a new one if need be."""
     limit = time.monotonic() + PATIENCE_S
     while True:
-        slots = [slot for slot in home.glob("slot-*") if slot.is_dir()] or [home / "slot-0"]
+        slots = [slot for slot in home.glob("slot-*") if not slot.suffix and slot.is_dir()] or [home / "slot-0"]
         held = {slot: lock for slot in slots if (lock := _lock(slot)) is not None}
         if held:
             return held
@@ -99,7 +162,9 @@ def _newest(held: dict[Path, int]) -> RocksDBStore:
     for stale in stores[1:]:
         stale.close()
         with named_errors(stale.path):
-            shutil.rmtree(stale.path)
+            for directory in (stale.path, *_beside(stale.path)):
+                if directory.exists():
+                    shutil.rmtree(directory)
         _unlock(held.pop(stale.path))
     return stores[0]
 
@@ -119,13 +184,16 @@ def _open(slot: Path) -> RocksDBStore:
     return store
 
 
-def _lock(slot: Path) -> int | None:
+def _lock(slot: Path, *, touch: bool = True) -> int | None:
+    """The lock of a slot, now held, or None; `touch`: the slot counts as used."""
     lock = os.open(f"{slot}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
         return None
+    if touch:
+        os.utime(lock)
     return lock
 
 

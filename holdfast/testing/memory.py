@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.log.manifest import InstanceId
+from holdfast.log.manifest import AttemptId, InstanceId
 from holdfast.log.storage import Exists, Missing, Storage
 from holdfast.pickling import dumps, loads
 from holdfast.plan.program import Program
@@ -15,7 +15,7 @@ from holdfast.runtime.exchange import Inbox, Mail, Outcome
 from holdfast.runtime.job import Job
 from holdfast.runtime.task import Stores, run_task
 from holdfast.stores.base import Store
-from holdfast.stores.memory import MemoryStore
+from holdfast.stores.memory import MemoryStore, TemporaryPlace
 
 
 class Crash(BaseException):
@@ -61,6 +61,7 @@ class MemoryStores:
 
     def __init__(self) -> None:
         self.stores: dict[tuple[InstanceId, int], MemoryStore] = {}
+        self._copies: dict[tuple[InstanceId, int], tuple[AttemptId, TemporaryPlace]] = {}
 
     @contextmanager
     def open(self, instance: InstanceId, partition: int) -> Iterator[Store]:
@@ -69,6 +70,19 @@ class MemoryStores:
     @contextmanager
     def scratch(self) -> Iterator[Store]:
         yield MemoryStore()
+
+    def copy(self, instance: InstanceId, partition: int, store: Store, name: AttemptId) -> None:
+        place = TemporaryPlace()
+        store.checkpoint(place.path / name)
+        self._copies[instance, partition] = name, place
+
+    def copied(self, instance: InstanceId, partition: int, name: AttemptId) -> Path | None:
+        found, place = self._copies.get((instance, partition), (None, None))
+        return place.path / name if place is not None and found == name else None
+
+    def forget(self, instance: InstanceId, partition: int, name: AttemptId) -> None:
+        if self.copied(instance, partition, name) is not None:
+            del self._copies[instance, partition]
 
 
 class LocalRunner:
@@ -91,6 +105,14 @@ class LocalRunner:
                         target, sent = item
                         mail.setdefault(target, []).append(loads(dumps(sent)))
         return outcomes
+
+    def at(self, partition: int, function: Callable[[int, Storage, Stores], Any]) -> Any:
+        """Run `function(partition, storage, stores)`."""
+        return function(partition, self.storage, self.stores)
+
+    def each(self, function: Callable[[int, Storage, Stores], Any]) -> list[Any]:
+        """The same for every partition."""
+        return [self.at(partition, function) for partition in range(self.program.all_partitions)]
 
     def task(self, job: Job, partition: int, mail: list[Mail]) -> list[tuple[int, Mail] | Outcome]:
         program = self.program

@@ -195,6 +195,42 @@ def test_a_delta_that_fails_half_way_changes_nothing(kind: Kind, tmp_path: Path)
     store.close()
 
 
+def test_a_store_becomes_what_was_made_ready_beside_it(kind: Kind, tmp_path: Path) -> None:
+    store, other = kind.new(tmp_path / "store"), kind.new(tmp_path / "other")
+    store.apply([(b"da", b"old")], EMPTY, mark(0))
+    other.apply([(b"db", b"1")], EMPTY, mark(0))
+    other.apply([(b"da", b"2")], mark(0), mark(1))
+    staging = store.staging()
+    staging.rmdir()
+    other.checkpoint(staging)
+    with pytest.raises(Damaged):
+        store.replace(Mark(1, "another"))
+    assert (store.mark(), contents(store)) == (mark(0), {b"da": b"old"})
+    store.replace(mark(1))
+    store.apply([(b"dc", b"3")], mark(1), mark(2))
+    store = kind.rest(store)
+    assert (store.mark(), contents(store)) == (mark(2), {b"da": b"2", b"db": b"1", b"dc": b"3"})
+    assert not list(store.staging().iterdir())
+    store.close()
+    other.close()
+
+
+def test_a_store_does_not_become_half_a_checkpoint(kind: Kind, tmp_path: Path) -> None:
+    store = kind.new(tmp_path / "store")
+    store.apply([(b"da", b"1")], EMPTY, mark(0))
+    staging = store.staging()
+    staging.rmdir()
+    store.checkpoint(staging)
+    largest = max(staging.iterdir(), key=lambda path: path.stat().st_size)
+    for path in staging.iterdir():
+        if path.suffix in (".sst", ".msgpack") or path == largest:
+            path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(Damaged):
+        store.replace(mark(0))
+    assert (store.mark(), contents(store)) == (mark(0), {b"da": b"1"})
+    store.close()
+
+
 def test_a_broken_copy_in_memory_form_is_damage(tmp_path: Path) -> None:
     store = MemoryStore()
     store.apply([(b"da", b"1")], EMPTY, mark(0))

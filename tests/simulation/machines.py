@@ -6,10 +6,11 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import HoldfastError
-from holdfast.log.manifest import InstanceId
+from holdfast.log.manifest import AttemptId, InstanceId
 from holdfast.runtime.exchange import Inbox, LostMailError, Mail, Outcome
 from holdfast.runtime.job import Job
 from holdfast.runtime.task import run_task
@@ -48,6 +49,7 @@ class Stores:
     def __init__(self, world: World, host: int) -> None:
         self._world = world
         self._disks = world.hosts[host]
+        self._copies = world.copies[host]
 
     @contextmanager
     def open(self, instance: InstanceId, partition: int) -> Iterator[Store]:
@@ -75,6 +77,15 @@ class Stores:
     @contextmanager
     def scratch(self) -> Iterator[Store]:
         yield MemoryStore()
+
+    def copy(self, instance: InstanceId, partition: int, store: Any, name: AttemptId) -> None:
+        self._copies.copy(instance, partition, store, name)
+
+    def copied(self, instance: InstanceId, partition: int, name: AttemptId) -> Path | None:
+        return self._copies.copied(instance, partition, name)
+
+    def forget(self, instance: InstanceId, partition: int, name: AttemptId) -> None:
+        self._copies.forget(instance, partition, name)
 
 
 class DamagedOnce:
@@ -156,6 +167,18 @@ class Executors:
                 world.zombies.append(lambda partition=partition: self._late(function, partition))
             function(partition, self._storage, None)
         return []
+
+    def at(self, partition: int, function: Callable[..., Any]) -> Any:
+        """Run a function of ours for one partition, usually on the host that had it last."""
+        world = self._world
+        if world.chance("task lost"):
+            raise RuntimeError("an executor was lost")
+        hosts = list(range(len(world.hosts)))
+        world.random.shuffle(hosts)
+        result = function(partition, self._storage, Stores(world, hosts[0]))
+        if result is None and world.random.random() < 0.8:
+            result = function(partition, self._storage, Stores(world, hosts[1]))
+        return result
 
     def _late(self, function: Callable[..., Any], partition: int) -> None:
         try:

@@ -9,19 +9,21 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import machines
 import msgspec
 import pytest
 import world as simulation
 from world import simulate
 
 from holdfast.kafka import publishing
-from holdfast.log import files, recipe
+from holdfast.log import files, recipe, retention, snapshot
 from holdfast.log.manifest import Chain
-from holdfast.runtime import batch, exchange, processing, task
+from holdfast.runtime import batch, exchange, processing, snapshots, task
 from holdfast.runtime.batch import Driver
 from holdfast.sources.base import Span
 from holdfast.state import documents, timers
-from holdfast.stores.base import EMPTY
+from holdfast.stores.base import EMPTY, Mark
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing import MemoryStorage
 
 TRIES = 1_000
@@ -135,7 +137,7 @@ def do_not_deliver_at_the_start(patch: pytest.MonkeyPatch) -> None:
     start, deliver = Driver.start, Driver._deliver
 
     def hasty(self: Any) -> Any:
-        patch.setattr(Driver, "_deliver", lambda self, manifest: None)
+        patch.setattr(Driver, "_deliver", lambda self, manifest, **options: None)
         try:
             return start(self)
         finally:
@@ -233,7 +235,123 @@ def forget_that_a_timer_has_fired(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(documents.State, "_take", lambda self, timer: True)
 
 
+def show_a_snapshot_before_its_files_are_there(patch: pytest.MonkeyPatch) -> None:
+    pending: list[tuple[Any, str, bytes]] = []
+    put = simulation.FaultyStorage.put
+
+    def late(self: Any, name: str, data: bytes) -> None:
+        if name.startswith("snapshot-files/"):
+            pending.append((self, name, data))
+            return
+        put(self, name, data)
+        if name.startswith("snapshots/"):
+            while pending:
+                put(*pending.pop())
+
+    patch.setattr(simulation.FaultyStorage, "put", late)
+
+
+def remove_one_version_too_many(patch: pytest.MonkeyPatch) -> None:
+    remove = retention._remove
+
+    def greedy(storage: Any, sizes: Any, *, before: int, **options: Any) -> Any:
+        return remove(storage, sizes, before=before + 1, **options)
+
+    patch.setattr(retention, "_remove", greedy)
+
+
+def remove_files_of_uploads_under_way(patch: pytest.MonkeyPatch) -> None:
+    remove = retention._remove
+
+    def greedy(storage: Any, sizes: Any, *, before: int, **options: Any) -> Any:
+        files = any(name.startswith("snapshot-files/") for name in sizes)
+        return remove(storage, sizes, before=1 << 60 if files else before, **options)
+
+    patch.setattr(retention, "_remove", greedy)
+
+
+def refer_to_files_that_the_newest_snapshot_does_not_name(patch: pytest.MonkeyPatch) -> None:
+    upload = snapshots.upload
+
+    def thrifty(storage: Any, copy: Any, partition: int, mark: Any, known: Any) -> Any:
+        names = storage.names("snapshot-files/")
+        found = [(name, storage.get(name)) for name in names if int(name.split("-")[2]) == partition]
+        known = [snapshot.SnapshotFile("", name, len(data), files.checksum(data)) for name, data in found]
+        return upload(storage, copy, partition, mark, known)
+
+    patch.setattr(snapshots, "upload", thrifty)
+
+
+def take_a_snapshot_of_any_time_line(patch: pytest.MonkeyPatch) -> None:
+    def credulous(self: Any, mark: Any) -> Any:
+        self._back_to(mark.version)
+        return [stride for stride in reversed(self._strides) if stride.version > mark.version]
+
+    patch.setattr(recipe._Walk, "after", credulous)
+
+
+def clear_up_by_a_snapshot_of_any_time_line(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(retention, "is_of", lambda chain, snapshot: True)
+
+
+def do_not_look_back_after_a_commit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Chain, "_check_parent_is_there", lambda self, manifest, tries: None)
+
+
+def take_a_damaged_snapshot_as_it_is(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(snapshot, "_is_whole", lambda path, file, checksums: True)
+    patch.setattr(MemoryStore, "replace", _whatever_is_there)
+
+
+def _whatever_is_there(self: Any, mark: Any) -> None:
+    try:
+        staged = MemoryStore.open(self.staging())
+        self._values = staged._values
+    except simulation.Damaged:
+        self._values = {}
+    self._mark = mark
+
+
+def snapshot_what_is_not_committed(patch: pytest.MonkeyPatch) -> None:
+    """The copy is made after the batch has changed the store."""
+    receipt = processing.Processing.receipt
+
+    def late(self: Any, storage: Any, end: Any, *, copied: bool = False) -> Any:
+        made = receipt(self, storage, end, copied=copied)
+        if copied:
+            store = next(iter(self._documents.values()))._store
+            store = getattr(store, "_disk", store)
+            store = machines.frozen(getattr(store, "store", store))
+            delta = [] if made.delta is None else files.read_delta(storage, made.delta)
+            store.apply(delta, store.mark(), Mark(store.mark().version + 1, "late"))
+            store._mark = self._job.recipes[self._partition].target
+            for host in CURRENT[-1].copies:
+                if host.copied(self._job.instance, self._partition, self._attempt):
+                    host.copy(self._job.instance, self._partition, store, self._attempt)
+        return made
+
+    make = simulation.World.__init__
+
+    def noted(self: Any, seed: int) -> None:
+        make(self, seed)
+        CURRENT[:] = [self]
+
+    patch.setattr(simulation.World, "__init__", noted)
+    patch.setattr(processing.Processing, "receipt", late)
+
+
+CURRENT: list[Any] = []
+
 MUTATIONS: list[Patch] = [
+    show_a_snapshot_before_its_files_are_there,
+    remove_one_version_too_many,
+    remove_files_of_uploads_under_way,
+    refer_to_files_that_the_newest_snapshot_does_not_name,
+    take_a_snapshot_of_any_time_line,
+    clear_up_by_a_snapshot_of_any_time_line,
+    do_not_look_back_after_a_commit,
+    take_a_damaged_snapshot_as_it_is,
+    snapshot_what_is_not_committed,
     take_whatever_attempt_comes,
     take_parcels_as_they_come,
     leave_the_index_as_it_is,

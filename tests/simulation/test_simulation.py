@@ -37,4 +37,4 @@ def test_every_schedule_of_faults_ends_exactly() -> None:
         print(f"{happened[fault]:7,} {fault}")
     missing = [fault for fault in FAULTS if not happened[fault]]
     assert not missing, f"faults that never happened: {missing}"
-    assert seconds < 90
+    assert seconds < 150

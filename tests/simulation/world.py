@@ -11,6 +11,7 @@ first committed result must be the only one that is ever seen.
 from __future__ import annotations
 
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,8 +39,10 @@ from holdfast.errors import (
 from holdfast.kafka import cluster, publishing
 from holdfast.kafka.publishing import Route
 from holdfast.log import manifest, paths
+from holdfast.log.files import checksum
 from holdfast.log.manifest import Chain, Manifest, SparkBatch
 from holdfast.log.recipe import bring, recipe_for
+from holdfast.log.snapshot import newest_snapshot
 from holdfast.log.storage import Exists
 from holdfast.log.verify import Verification
 from holdfast.plan.messages import MessageForm
@@ -49,13 +52,14 @@ from holdfast.plan.record import Chunk
 from holdfast.plan.sinks import decode_values
 from holdfast.plan.steps import Call
 from holdfast.runtime.batch import Driver, Outbox, Proposal
+from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.view import StateView
 from holdfast.sinks.kafka import KafkaPublisher
 from holdfast.sources.iterable import IterableSource
 from holdfast.state.codecs import JsonCodec
 from holdfast.state.keys import encode_key, partition_of
 from holdfast.stores.memory import MemoryStore
-from holdfast.testing import Crash, MemoryStorage
+from holdfast.testing import Crash, MemoryStorage, MemoryStores
 
 FAULTS = (
     "crash before a storage call",
@@ -86,6 +90,12 @@ FAULTS = (
     "Kafka does not answer",
     "Kafka's answer lost",
     "zombie publisher",
+    "snapshot taken",
+    "upload delayed",
+    "upload crashed",
+    "cleared up",
+    "snapshots of another time line",
+    "snapshot damaged",
 )
 RECORDS = 36
 KEYS = 5
@@ -102,6 +112,12 @@ class World:
         """The last life: nothing fails any more."""
         self.storage = MemoryStorage()
         self.hosts: list[dict[tuple[str, int], list[Disk]]] = [{}, {}]
+        self.copies = [MemoryStores(), MemoryStores()]
+        """By host: copies of stores on their way to a snapshot."""
+        self.snapshot_every = self.random.choice((1, 1, 2, 4))
+        self.keep = self.random.choice((1, 2))
+        self.removed: dict[int, bytes] = {}
+        """The manifests that retention has removed, by version."""
         self.delayed: list[tuple[str, bytes]] = []
         self.zombies: list[Callable[[], Any]] = []
         self.nesting = 0
@@ -206,6 +222,8 @@ class FaultyStorage:
             world.delayed.append((name, data))
             raise Crash("delayed write")
         world.storage.put(name, data)
+        if name.startswith(paths.SNAPSHOTS) and not world.calm:
+            world.faults["snapshot taken"] += 1
         if world.chance("answer lost"):
             raise StorageFailed("the answer was lost")
         self._after()
@@ -228,8 +246,14 @@ class FaultyStorage:
         return self._world.storage.sizes(prefix)
 
     def delete(self, name: str) -> None:
+        world = self._world
         self._before()
-        self._world.storage.delete(name)
+        if name.startswith(paths.COMMITS) and name in world.storage.objects:
+            if not world.calm:
+                world.faults["cleared up"] += 1
+            world.removed.setdefault(paths.version_of(name), world.storage.objects[name])
+        world.storage.delete(name)
+        self._after()
 
     def _before(self) -> None:
         world = self._world
@@ -295,8 +319,7 @@ class TableTarget:
             raise Crash("before delivery")
         rows = [value for table in outbox.tables() for value, _, _ in decode_values(table)]
         known = world.tables[self._name].versions.setdefault(manifest.version, (manifest.id, rows))
-        if known[0] != manifest.id:
-            raise ForeignTarget("another commit's output")
+        assert known[0] == manifest.id, "two commits of one version"
         if world.chance("crash after a storage call"):
             raise Crash("after delivery")
 
@@ -346,8 +369,14 @@ class OffsetLog:
             self.done = min(self.done, len(self.planned))
         if world.ranged and world.chance("Spark's checkpoint deleted", 3):
             self.forget()
-        if self.done and world.chance("Spark replays a batch", 3):
+        if self.done and self._is_remembered(self.done - 1) and world.chance("Spark replays a batch", 3):
             self.done -= 1
+
+    def _is_remembered(self, batch: int) -> bool:
+        """Spark replays the last batch, which is never so old that its manifest is gone."""
+        names = self._world.storage.names(paths.COMMITS)
+        first = Chain(self._world.storage).read(paths.version_of(names[0])) if names else None
+        return first is None or first.spark is None or first.spark.batch <= batch
 
     def log_done(self, batch: int) -> None:
         """The batch returned. A zombie may say so of a log that has been replaced meanwhile."""
@@ -391,7 +420,8 @@ class Life:
         targets = {sink.id: TableTarget(world, sink.id) for sink in world.program.sinks}
         driver = Driver(
             chain, world.program, executors, targets if publisher is None else {},
-            publisher=publisher, clock=lambda: world.random.randrange(1000), holder="sim",
+            publisher=publisher, snapshots=self._snapshots(storage, executors),
+            clock=lambda: world.random.randrange(1000), holder="sim",
         )  # fmt: skip
         try:
             driver.start()
@@ -411,6 +441,26 @@ class Life:
                 raise
         return False
 
+    def _snapshots(self, storage: FaultyStorage, executors: Executors) -> Snapshots:
+        world = self._world
+
+        def start(work: Callable[[], None]) -> None:
+            def upload() -> None:
+                try:
+                    work()
+                except Crash:
+                    world.faults["upload crashed"] += 1
+
+            if world.chance("upload delayed", 10):
+                world.zombies.append(upload)
+            else:
+                upload()
+
+        return Snapshots(
+            storage, executors, every=world.snapshot_every, keep=world.keep,
+            clock=lambda: world.random.randrange(1000), holder="sim", start=start,
+        )  # fmt: skip
+
     def _fire_the_rest(self, driver: Driver) -> bool:
         """The input is at its end: go on until nothing is due."""
         for _ in range(20):
@@ -423,8 +473,11 @@ class Life:
 
 def between_lives(world: World) -> None:
     """What happens to machines, and what people do, while nothing runs."""
+    check_newest_snapshot(world)
     if world.chance("disk lost", 3):
-        world.random.choice(world.hosts).clear()
+        host = world.random.randrange(len(world.hosts))
+        world.hosts[host].clear()
+        world.copies[host] = MemoryStores()
     if world.chance("disk put back from a backup", 20 if world.attic else 3):
         put_disks_back(world)
     if world.chance("state cleared", 2):
@@ -486,7 +539,7 @@ def put_back(world: World) -> None:
         (paths.version_of(n) for n in objects if n.startswith(paths.COMMITS)), default=-1
     )
     world.delayed.clear()
-    world.storage.objects = dict(objects)
+    abandoned, world.storage.objects = world.storage.objects, dict(objects)
     if ahead:
         calm, world.calm = world.calm, True
         try:
@@ -498,6 +551,13 @@ def put_back(world: World) -> None:
         finally:
             world.calm = calm
     world.storage.objects = dict(objects)
+    last = max((paths.version_of(name) for name in objects if name.startswith(paths.COMMITS)), default=-1)
+    world.removed = {version: data for version, data in world.removed.items() if version <= last}
+    if world.random.random() < 0.5:  # they forget two directories
+        for name in abandoned:
+            if name.startswith((paths.SNAPSHOTS, paths.SNAPSHOT_FILES)) and name not in objects:
+                world.storage.objects[name] = abandoned[name]
+                world.faults["snapshots of another time line"] += 1
     world.tables = deepcopy(tables)
     if world.kafka is not None:
         world.kafka.topics, world.kafka.offsets = deepcopy(cluster)
@@ -515,6 +575,10 @@ def put_back(world: World) -> None:
 def damage_and_mend(world: World) -> None:
     """A file is damaged: a life that reads it must say so and change nothing; then the file is mended."""
     names = world.storage.names(paths.DELTAS) + world.storage.names(paths.COMMITS)
+    snapshots = world.storage.names(paths.SNAPSHOTS) + world.storage.names(paths.SNAPSHOT_FILES)
+    if snapshots and world.random.random() < 0.8:
+        names = snapshots
+        world.faults["snapshot damaged"] += 1
     if not names:
         return
     name = world.random.choice(names)
@@ -532,7 +596,7 @@ def damage_and_mend(world: World) -> None:
         )
     for disks in world.hosts:
         disks.clear()
-    if name.startswith(paths.DELTAS):
+    if not name.startswith(paths.COMMITS):
         check_view_is_right_or_refuses(world)
     else:
         try:
@@ -542,6 +606,16 @@ def damage_and_mend(world: World) -> None:
         else:
             assert world.storage.objects.get(name) == whole, f"damage in {name} was not noticed"
     world.storage.objects = before
+
+
+def check_newest_snapshot(world: World) -> None:
+    """What a restore would begin with is whole."""
+    if not world.storage.names(paths.COMMITS):
+        return
+    newest = newest_snapshot(world.storage)
+    for file in (file for part in newest.partitions for file in part.files) if newest is not None else ():
+        assert file.name in world.storage.objects, "the newest snapshot names a file that is not there"
+        assert checksum(world.storage.objects[file.name]) == file.checksum, "the newest snapshot names another file"
 
 
 def check_view_is_right_or_refuses(world: World) -> None:
@@ -613,12 +687,15 @@ def simulate(seed: int) -> Counter[str]:
     entropy, manifest.entropy = manifest.entropy, world.random.randbytes
     clock = Clock()
     real = publishing.time, cluster.time, publishing.ThreadPoolExecutor
+    memory = Path("/dev/shm")  # copies of stores are files; those on a disk would take most of the time
+    tempdir, tempfile.tempdir = tempfile.tempdir, str(memory) if memory.is_dir() else None
     publishing.time = cluster.time = clock  # type: ignore[assignment]
     publishing.ThreadPoolExecutor = OneByOne  # type: ignore[misc, assignment]
     try:
         run_schedule(world)
     finally:
         manifest.entropy = entropy
+        tempfile.tempdir = tempdir
         publishing.time, cluster.time, publishing.ThreadPoolExecutor = real  # type: ignore[misc]
     return world.faults
 
@@ -670,6 +747,7 @@ def check(world: World) -> None:
     state = dict(StateView(chain, "default", JsonCodec(), new_store=MemoryStore).items())
     expected_state, expected_output = fold(world, world.input)
     assert len(committed_records(world)) == RECORDS
+    check_newest_snapshot(world)
     assert totals(state) == expected_state
     rows = world.rows()
     assert sorted((row["key"], row["n"], row["total"]) for row in rows) == sorted(expected_output)
@@ -681,9 +759,19 @@ def check(world: World) -> None:
     if world.staged:
         check_stages(world)
     check_verification(world)
+    assert sum(commit.rows_in for one in all_manifests(world) for commit in one.partitions) == RECORDS
+
+
+def all_manifests(world: World) -> list[Manifest]:
+    """The whole chain, from what is there and what retention has removed; each checked to continue the one before it."""
+    chain = Chain(world.storage)
     head = chain.head()
-    counted = 0
-    while head is not None and head.version > 0:
-        counted += sum(commit.rows_in for commit in head.partitions)
-        head = chain.parent_of(head)
-    assert counted == RECORDS
+    assert head is not None
+    found = [head]
+    while found[-1].version > 0:
+        version = found[-1].version - 1
+        name = paths.manifest(version)
+        data = world.storage.objects.get(name) or world.removed[version]
+        found.append(manifest.decode(name, data))
+        assert found[-1].id == found[-2].parent, "the chain is broken"
+    return found

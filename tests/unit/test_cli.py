@@ -238,7 +238,7 @@ def test_describe_says_what_the_checkpoint_is(call: Call, ready: Path) -> None:
     assert sum(part["keys"] for part in found["partitions"]) == len(KEYS)
     assert {sink["id"]: sink["schema"] for sink in found["sinks"]}["table:totals"] == "total bigint"
     for one in found["files"]:
-        files = [path.stat().st_size for path in (ready / paths.CLASSES[one["name"]]).iterdir()]
+        files = [path.stat().st_size for path in (ready / paths.CLASSES[one["name"]]).glob("*")]
         assert (one["files"], one["bytes"]) == (len(files), sum(files))
 
 
@@ -272,7 +272,7 @@ def test_nothing_is_wrong_with_a_whole_checkpoint(call: Call, ready: Path) -> No
     assert said.out.splitlines()[-1] == "nothing is wrong"
     found = call("checkpoint", "verify", ready, "--json").json
     assert (found["is_whole"], found["findings"], found["read"]["counters"]) == (True, [], "recomputed")
-    assert found["read"]["files"] == sum(len(list((ready / prefix).iterdir())) for prefix in paths.CLASSES.values())
+    assert found["read"]["files"] == sum(len(list((ready / prefix).glob("*"))) for prefix in paths.CLASSES.values())
 
 
 def truncated(path: Path, choice: random.Random) -> None:
@@ -291,7 +291,7 @@ def deleted(path: Path, choice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncated, bit_flipped, deleted])
-@pytest.mark.parametrize("prefix", paths.CLASSES.values())
+@pytest.mark.parametrize("prefix", [paths.COMMITS, paths.DELTAS, paths.OUTBOX, paths.DELIVERED])
 def test_every_damaged_file_is_named(
     call: Call, checkpoint: Path, prefix: str, damage: Callable[[Path, random.Random], None]
 ) -> None:

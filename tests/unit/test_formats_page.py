@@ -24,6 +24,8 @@ from holdfast.kafka.publishing import Note
 from holdfast.log import manifest as manifests
 from holdfast.log.files import FileRef
 from holdfast.log.manifest import Chain, Manifest, PartitionCommit, SparkBatch
+from holdfast.log.pins import Pin
+from holdfast.log.snapshot import PartitionSnapshot, Snapshot, SnapshotFile
 from holdfast.log.storage import LocalStorage
 from holdfast.plan.messages import MessageForm, MessagesEncoder
 from holdfast.plan.pipeline import Pipeline
@@ -171,6 +173,15 @@ def test_the_reader_of_the_page_takes_nothing_that_is_damaged(
 def test_the_manifest_of_the_page_is_one() -> None:
     shown = manifests.decode("the page", _block("json").rstrip("\n").encode())
     assert shown.version == 2
+
+
+@pytest.mark.parametrize("struct", [Snapshot, PartitionSnapshot, SnapshotFile])
+def test_every_field_of_a_snapshot_is_in_its_section(struct: Any) -> None:
+    assert _fields(_section("## Snapshot")) >= set(struct.__struct_fields__)
+
+
+def test_the_pin_of_the_page_has_its_fields() -> None:
+    assert set(re.findall(r'"(\w+)":<', _section("## Retention"))) == set(Pin.__struct_fields__)
 
 
 @pytest.mark.parametrize("struct", [Manifest, SparkBatch, PartitionCommit, FileRef])

@@ -25,7 +25,6 @@ from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, doc
 from holdfast.kafka.cluster import TopicNeed
 from holdfast.kafka.cursors import Cursor
 from holdfast.kafka.publishing import Note, _is_out
-from holdfast.kafka.rounds import Progress as RestoreProgress
 from holdfast.log.files import changes_of, read_table
 from holdfast.log.manifest import InstanceId, ManifestId
 from holdfast.log.recipe import Recipe
@@ -35,6 +34,7 @@ from holdfast.plan.program import Program, program_of
 from holdfast.plan.record import Chunk
 from holdfast.runtime.exchange import Outcome
 from holdfast.runtime.job import Job
+from holdfast.runtime.restoring import RestoreLine
 from holdfast.runtime.task import run_task
 from holdfast.sources.base import fair_shares
 from holdfast.sources.kafka import check_same_topic
@@ -337,7 +337,7 @@ def test_headers_stay_with_their_record() -> None:
 
 def test_a_restore_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="holdfast"):
-        progress = RestoreProgress("app", 4_000)
+        progress = RestoreLine("app", "the changelog topics", 4_000, "records")
         progress.show(1_000)
         progress.end()
     first, second, third = caplog.messages
@@ -353,7 +353,7 @@ def test_a_restore_is_shown_live_on_a_terminal(
     import sys
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    progress = RestoreProgress("app", 4_000)
+    progress = RestoreLine("app", "the changelog topics", 4_000, "records")
     progress.show(1_000)
     progress.show(4_000)
     progress.end()

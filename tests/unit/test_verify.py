@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from rig import Rig
 
 from holdfast.log import paths, verify
 from holdfast.log.manifest import Chain, Manifest, ManifestId, new_id
@@ -113,3 +114,67 @@ def test_progress_is_told_version_by_version() -> None:
     verification = Verification(harness_of(3).storage, lambda tally: told.append((tally.versions, tally.to_read)))
     assert list(verification.findings()) == []
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+# -- snapshots -------------------------------------------------------------------------------------------------------
+
+
+def with_snapshots() -> MemoryStorage:
+    """A chain that begins at a snapshot."""
+    rig = Rig(every=3)
+    rig.run(14)
+    storage: MemoryStorage = rig.storage
+    assert len(storage.names(paths.SNAPSHOTS)) == 2
+    assert paths.manifest(0) not in storage.objects
+    return storage
+
+
+def test_a_chain_may_begin_at_a_snapshot() -> None:
+    storage = with_snapshots()
+    assert found(storage) == []
+
+
+def test_every_file_of_a_snapshot_that_is_damaged_or_missing_is_named() -> None:
+    storage = with_snapshots()
+    for name in storage.names(paths.SNAPSHOT_FILES):
+        whole = storage.objects[name]
+        for damaged in (whole[:-1], bytes([whole[0] ^ 1]) + whole[1:]):
+            storage.objects[name] = damaged
+            assert [(finding.kind, finding.name) for finding in found(storage)] == [("damage", name)]
+        del storage.objects[name]
+        assert [(finding.kind, finding.name) for finding in found(storage)] == [("damage", name)]
+        storage.objects[name] = whole
+
+
+def test_a_snapshot_whose_list_is_damaged_is_named() -> None:
+    storage = with_snapshots()
+    for name in storage.names(paths.SNAPSHOTS):
+        whole = storage.objects[name]
+        storage.objects[name] = whole.replace(b"1", b"2", 1)
+        damaged = [finding.name for finding in found(storage) if finding.kind == "damage"]
+        assert damaged == [name]
+        storage.objects[name] = whole
+
+
+def test_one_snapshot_is_not_missed_while_there_is_another_and_both_are() -> None:
+    storage = with_snapshots()
+    older, newer = storage.names(paths.SNAPSHOTS)
+    for name in (older, newer):
+        whole = storage.objects.pop(name)
+        assert {finding.kind for finding in found(storage)} <= {"orphan"}
+        storage.objects[name] = whole
+    del storage.objects[older], storage.objects[newer]
+    assert next(finding.name for finding in found(storage) if finding.kind == "damage") == paths.manifest(0)
+
+
+def test_what_an_upload_has_left_is_an_orphan() -> None:
+    storage = with_snapshots()
+    name = paths.snapshot_file(12, 0, new_id(), 0)
+    storage.put(name, b"half")
+    assert [(finding.kind, finding.name) for finding in found(storage)] == [("orphan", name)]
+
+
+def test_a_manifest_before_the_oldest_snapshot_is_on_its_way_out() -> None:
+    storage = with_snapshots()
+    storage.put(paths.manifest(1), b"of a run that was overtaken long ago")
+    assert [(finding.kind, finding.name) for finding in found(storage)] == [("orphan", paths.manifest(1))]
