@@ -4,8 +4,8 @@ A job is a map over an *anchor*, a cached data set with as many partitions as th
 the executor that caches its block, so a partition moves only when that executor is lost. For a ranged source the anchor
 is an RDD with a number per partition (20 ms a job less than a DataFrame), and the task reads the range itself. For a
 Spark source it is a DataFrame without rows but partitioned like the shuffled rows, and the job runs over the union of
-both, which Spark keeps at P partitions. A later stage has an RDD again, partitioned like the mail that it is sent, and
-runs over the union: all stages are one job.
+both, which Spark keeps at P partitions. A later stage has an anchor of the same kind, partitioned like the mail that it is
+sent, and runs over the union: all stages are one job.
 
 Correctness never depends on placement: a partition that wakes up elsewhere restores from its recipe, and the driver
 counts receipts.
@@ -31,7 +31,7 @@ from holdfast.runtime.job import Failure, Job
 from holdfast.runtime.session import runtime_session
 from holdfast.runtime.task import Stores, failure_of, raise_failure, run_task, without_gc
 from holdfast.sources.arrow import ArrowMap, map_in_arrow
-from holdfast.sources.spark import ROUTE, SparkSource
+from holdfast.sources.spark import ROUTE, SparkSource, routes
 from holdfast.vault import unlock
 
 if TYPE_CHECKING:
@@ -61,21 +61,28 @@ class SparkRunner:
         self._anchor: RDD[int] | None = None
         self._shuffled_anchor: DataFrame | None = None
         self._mail_anchors: dict[int, RDD[Any]] = {}
+        self._mail_frames: dict[int, DataFrame] = {}
+        self._routes: dict[int, list[int]] = {}
 
     def run(self, job: Job, rows: Any) -> list[Outcome]:
         self._warmed()
+        if rows is not None:
+            return self._run_over(rows, job)
         levels = self._program.levels
-        if rows is None:
-            results = self._ranges().mapPartitionsWithIndex(_range_task(self._work, job))
-        else:
-            received = map_in_arrow(self._union(rows), _rows_task(self._work, job), "target int, result binary")
-            if len(levels) == 1:
-                return [pickle.loads(row.result) for row in received.collect()]
-            results = received.rdd.map(_as_sent)
+        results = self._ranges().mapPartitionsWithIndex(_range_task(self._work, job))
         for level in range(1, len(levels)):
             sent = results.partitionBy(len(levels[level]), _local)
             results = self._mailboxes(level).union(sent).mapPartitionsWithIndex(_mail_task(self._work, job, level))
         return [pickle.loads(result) for _, result in results.collect()]
+
+    def _run_over(self, rows: DataFrame, job: Job) -> list[Outcome]:
+        """The same as DataFrames: from one to an RDD, mail would go through another Python process."""
+        results = map_in_arrow(self._union(rows), _rows_task(self._work, job, self._routes_to(1)), _MAIL)
+        for level in range(1, len(self._program.levels)):
+            sent = results.repartition(len(self._program.levels[level]), ROUTE)
+            task = _mailed_rows_task(self._work, job, level, self._routes_to(level + 1))
+            results = map_in_arrow(self._mail_frame(level).union(sent), task, _MAIL)
+        return [pickle.loads(row.result) for row in results.collect()]
 
     def each(self, function: Callable[[int, Storage, Stores], Any]) -> list[Any]:
         """Run `function(partition, storage, stores)` once per partition, where the partition is; what it returned, in order."""
@@ -94,7 +101,9 @@ class SparkRunner:
         level = self._program.stage_of(partition).level
         first = self._program.levels[level].start
         anchor: RDD[Any]
-        if level > 0:
+        if level in self._mail_frames:
+            anchor = self._mail_frames[level].rdd
+        elif level > 0:
             anchor = self._mailboxes(level)
         elif self._shuffled_anchor is not None:
             anchor = self._shuffled_anchor.rdd
@@ -135,7 +144,12 @@ class SparkRunner:
             logger.debug("the workers could not be started beforehand", exc_info=error)
 
     def close(self) -> None:
-        for anchor in (self._anchor, self._shuffled_anchor, *self._mail_anchors.values()):
+        for anchor in (
+            self._anchor,
+            self._shuffled_anchor,
+            *self._mail_anchors.values(),
+            *self._mail_frames.values(),
+        ):
             if anchor is not None:
                 anchor.unpersist()
 
@@ -157,6 +171,22 @@ class SparkRunner:
             empty = self._context.parallelize([(target, None) for target in range(count)], count)
             self._mail_anchors[level] = empty.partitionBy(count, _local).cache()
         return self._mail_anchors[level]
+
+    def _mail_frame(self, level: int) -> DataFrame:
+        """The same, where the first level is a DataFrame."""
+        if level not in self._mail_frames:
+            empty = self._session.createDataFrame([], _MAIL)
+            self._mail_frames[level] = empty.repartition(len(self._program.levels[level]), ROUTE).persist()
+        return self._mail_frames[level]
+
+    def _routes_to(self, level: int) -> list[int]:
+        """By partition of a level: what Spark's hash partitioning sends there. None are needed after the last level."""
+        if level == len(self._program.levels):
+            return [0]
+        count = len(self._program.levels[level])
+        if count not in self._routes:
+            self._routes[count] = routes(self._session, count)
+        return self._routes[count]
 
     def _union(self, rows: DataFrame) -> DataFrame:
         if self._shuffled_anchor is None:
@@ -249,10 +279,6 @@ def _local(target: int) -> int:
     return target
 
 
-def _as_sent(row: Any) -> tuple[int, bytes]:
-    return row.target, bytes(row.result)
-
-
 def _each_task(
     work: _Work, function: Callable[[int, Storage, Stores], Any], first: int
 ) -> Callable[[int, Iterable[Any]], Iterator[tuple[Any, Failure | None]]]:
@@ -272,17 +298,42 @@ def _each_task(
     return task
 
 
-def _rows_task(work: _Work, job: Job) -> ArrowMap:
-    """A task that is given its rows by Spark."""
+_MAIL = f"{ROUTE} int, result binary"
+
+
+def _rows_task(work: _Work, job: Job, onward: list[int]) -> ArrowMap:
+    """A task that is given its rows by Spark; `onward` are the routes to the next level."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         program, storage, stores = work.open()
-        context = TaskContext.get()
-        assert context is not None
-        partition = context.partitionId()
+        partition = _task_number()
         results = run_task(program, job, partition, program.source.chunks(batches), storage, stores)
-        for target, result in _addressed(program, partition, results):
-            columns = {"target": pa.array([target], pa.int32()), "result": pa.array([result], pa.binary())}
-            yield pa.RecordBatch.from_pydict(columns)
+        yield from _as_rows(_addressed(program, partition, results), onward)
 
     return task
+
+
+def _mailed_rows_task(work: _Work, job: Job, level: int, onward: list[int]) -> ArrowMap:
+    """A task of a later stage, with mail in rows."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        program, storage, stores = work.open()
+        partition = program.levels[level][_task_number()]
+        sent = (pickle.loads(item.as_buffer()) for batch in batches for item in batch.column("result"))
+        inbox = Inbox(program.levels[level - 1], sent, in_order=program.in_order)
+        results = run_task(program, job, partition, inbox, storage, stores)
+        yield from _as_rows(_addressed(program, partition, results), onward)
+
+    return task
+
+
+def _task_number() -> int:
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()
+
+
+def _as_rows(results: Iterable[tuple[int, bytes]], onward: list[int]) -> Iterator[pa.RecordBatch]:
+    for target, result in results:
+        columns = {ROUTE: pa.array([onward[target]], pa.int32()), "result": pa.array([result], pa.binary())}
+        yield pa.RecordBatch.from_pydict(columns)

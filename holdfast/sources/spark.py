@@ -73,22 +73,22 @@ class SparkSource:
         """The stream with a route to one of `partitions` in every row, and its key and time."""
         from pyspark.sql import functions as F
 
-        routes = _routes(self.frame.sparkSession, partitions)
+        known = routes(self.frame.sparkSession, partitions)
         rows = self.frame
         if self._time is not None and self._time_of is None:
             rows = rows.select(self._time_column().alias(TIME), "*")
         if self._key_of is not None:
-            return _routed_by_function(rows, self._key_of, routes)
+            return _routed_by_function(rows, self._key_of, known)
         if self._key is None:
             whole = F.xxhash64(
                 *(F.col(f"`{name}`") for name in self.frame.columns)
             )  # the same if Spark computes it again
-            return rows.select(_route_to(F.pmod(whole, F.lit(partitions)), routes).alias(ROUTE), "*")
+            return rows.select(_route_to(F.pmod(whole, F.lit(partitions)), known).alias(ROUTE), "*")
         key = _column(self._key)
         letter = self._letter()
         text = key.cast("string").cast("binary") if letter == "i" else key.cast("binary")
         partition = F.coalesce(F.crc32(F.concat(F.lit(letter).cast("binary"), text)) % partitions, F.lit(0))
-        found = [_route_to(partition, routes).alias(ROUTE)]
+        found = [_route_to(partition, known).alias(ROUTE)]
         if self._key_field == KEY:
             found.append(key.alias(KEY))
         return rows.select(*found, "*")
@@ -128,7 +128,7 @@ class SparkSource:
             yield chunk
 
 
-def _routes(spark: SparkSession, partitions: int) -> list[int]:
+def routes(spark: SparkSession, partitions: int) -> list[int]:
     """For each partition an int that Spark's hash partitioning sends there."""
     from pyspark.sql import functions as F
 
