@@ -78,19 +78,16 @@ def shown_key(key: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-_IMMUTABLE = frozenset((str, int, float, bool, bytes, type(None)))
-
-
-def is_flat(value: Any) -> bool:
-    """Whether it is of a type that nothing can change, or a dict of such."""
-    kind = type(value)
-    return kind in _IMMUTABLE or (kind is dict and _IMMUTABLE.issuperset(map(type, value.values())))
+IMMUTABLE = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def copied(value: Any) -> Any:
     """A copy that shares nothing mutable with `value`."""
-    if is_flat(value):
-        return value.copy() if type(value) is dict else value
+    kind = type(value)
+    if kind in IMMUTABLE:
+        return value
+    if kind is dict and IMMUTABLE.issuperset(map(type, value.values())):
+        return value.copy()
     try:
         return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
     except (pickle.PicklingError, AttributeError, TypeError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import marshal
 import pickle
+from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ import msgspec
 from holdfast.log.manifest import AttemptId
 from holdfast.pickling import dumps
 from holdfast.plan.program import Program
-from holdfast.plan.record import Chunk, Headers, is_flat
+from holdfast.plan.record import IMMUTABLE, Chunk, Headers
 from holdfast.runtime.job import Receipt
 from holdfast.sources.base import CHUNK
 
@@ -98,29 +99,25 @@ class Letters(msgspec.Struct):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = self.values
+        try:
+            return _arrived, (self._in_one_piece(self.values),)
+        except ValueError:  # a dict has keys of some class, which marshal does not know
+            return _arrived, (self._in_one_piece([_pickled(value) for value in self.values]),)
+
+    def _in_one_piece(self, values: list[Any]) -> bytes:
         packed = [index for index, value in enumerate(values) if type(value) is _Packed]
         if packed:
             values = [value.data if type(value) is _Packed else value for value in values]
-        columns = (
-            self.keys,
-            self.routes,
-            values,
-            self.timestamps,
-            self.headers,
-            self.partitions,
-            self.positions,
-            self.raw,
-        )
-        return _arrived, (marshal.dumps((columns, packed)),)
+        numbers = [array("q", column).tobytes() for column in (self.timestamps, self.partitions, self.positions)]
+        return marshal.dumps((self.keys, self.routes, values, packed, numbers, self.headers, self.raw))
 
 
 def _arrived(data: bytes) -> Letters:
-    columns, packed = marshal.loads(data)
-    letters = Letters(*columns)
+    keys, routes, values, packed, numbers, headers, raw = marshal.loads(data)
     for index in packed:
-        letters.values[index] = pickle.loads(letters.values[index])
-    return letters
+        values[index] = pickle.loads(values[index])
+    timestamps, partitions, positions = (array("q", column).tolist() for column in numbers)
+    return Letters(keys, routes, values, timestamps, headers, partitions, positions, raw)
 
 
 def in_order(several: Iterable[Letters]) -> Letters:
@@ -157,8 +154,14 @@ class _Packed:
 
 def sent(value: Any) -> Any:
     """A value as it is now: what a function does to it later changes nothing of what was sent."""
-    if is_flat(value):
-        return value.copy() if type(value) is dict else value
+    if type(value) is dict and IMMUTABLE.issuperset(map(type, value.values())):  # most are, and this is the hot path
+        return value.copy()
+    return value if type(value) in IMMUTABLE else _pickled(value)
+
+
+def _pickled(value: Any) -> _Packed:
+    if type(value) is _Packed:
+        return value
     try:
         return _Packed(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
     except (pickle.PicklingError, AttributeError, TypeError):
