@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--fill", type=int, default=0, help="keys that the store is filled with first")
     parser.add_argument("--waiting", type=int, default=0, help="more keys, which no batch touches")
     parser.add_argument("--timers", action="store_true", help="each of those has a timer")
+    parser.add_argument("--snapshot-every", type=int, default=10**9, help="batches")
     parser.add_argument("--stages", type=int, default=1, help="by how many keys there is a total")
     options = parser.parse_args()
     commits = CONTENDERS[options.name](options)
@@ -79,7 +80,7 @@ def holdfast_files(options: argparse.Namespace) -> Path:
 
 
 def holdfast_iterable(options: argparse.Namespace) -> Path:
-    from holdfast import Application
+    from holdfast import Application, Persistence
 
     rows, keys, fill, waiting = options.rows, options.keys, options.fill, options.waiting
     total = fill + waiting + rows * options.batches
@@ -93,14 +94,24 @@ def holdfast_iterable(options: argparse.Namespace) -> Path:
         for n in range(rows * options.batches):
             yield {"user": f"user{int(chance() * keys)}", "amount": n}
 
-    app = Application("bench", state_dir=options.work, partitions=2, max_batch_rows=rows, loglevel="WARNING")
+    checkpoint = options.work / "checkpoint"
+    app = Application(
+        "bench",
+        state_dir=options.work,
+        persistence=Persistence(checkpoint, snapshot_every=options.snapshot_every, keep=10**6),  # all commits are read
+        partitions=2,
+        max_batch_rows=rows,
+        loglevel="WARNING",
+    )
     frame = app.dataframe(app.from_iterable(orders, key="user"))
     if waiting:
         frame.apply(total_or_wait, stateful=True, on_timer=never)
     else:
         frame.apply(running_total, stateful=True)
     app.run(count=total)  # or a last, empty batch would find out that there is no more
-    return options.work / "bench" / "checkpoint" / "commits"
+    snapshots = len(list((checkpoint / "snapshots").glob("*.json")))
+    assert (snapshots > 2) == (options.snapshot_every < 10**9), f"{snapshots} snapshots were taken"
+    return checkpoint / "commits"
 
 
 # -- Spark ------------------------------------------------------------------------------------------------------------

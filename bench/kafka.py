@@ -142,11 +142,11 @@ def latency(results: dict[str, Any], sizes: Sizes = FULL) -> list[Row]:
 
 
 def restore(results: dict[str, Any], sizes: Sizes = FULL) -> list[Row]:
-    """Everything local is gone: how long until 2 million keys are back from the changelog topic."""
+    """Local stores are gone: how long until 2 million keys are back, from a snapshot and from the changelog topic."""
     spans: dict[str, Span] = {}
     with Bench("restore", results) as bench:
         bench.feed("input", range(sizes.restored))
-        options = ["--max-batch-rows", str(sizes.batch), "--to-the-end"]
+        options = ["--max-batch-rows", str(sizes.batch), "--to-the-end", "--snapshot-every", "4"]
         with bench.contender("Holdfast", "restore", "input", None, *options) as fill:
             fill.finish()
         with bench.contender("Quix", "restore", "input", None) as fill:
@@ -154,6 +154,13 @@ def restore(results: dict[str, Any], sizes: Sizes = FULL) -> list[Row]:
         for name in ("Holdfast", "Quix"):
             held = bench.changelog_records(f"{name.lower()}-restore", "input")
             assert sizes.restored <= held < sizes.restored * 1.01, f"{name}'s changelog holds {held:,} records"
+        bench.forget_stores("Holdfast", "holdfast-restore")
+        bench.feed_more("input", range(10))  # a store is restored when there is something to do
+        with bench.contender("Holdfast", "restore", "input", None, *options) as contender:
+            contender.wait_for("the snapshot of version")
+            contender.finish()
+            spans["Holdfast, snapshot"] = contender.span("restoring from the checkpoint", "the state is whole again")
+        for name in ("Holdfast", "Quix"):
             bench.forget_state(name)
         with bench.contender("Holdfast", "restore", "input", None, "--to-the-end", "--recover") as contender:
             contender.finish()
@@ -165,13 +172,15 @@ def restore(results: dict[str, Any], sizes: Sizes = FULL) -> list[Row]:
     for name, span in spans.items():
         say(f"{name}: {span.seconds:.1f} s, {span.from_start:.1f} s from the start of the process")
     results["kafka_restore_seconds"] = {name: span._asdict() for name, span in spans.items()}
-    ours, theirs = spans["Holdfast"], spans["Quix"]
+    ours, theirs, snapshot = spans["Holdfast"], spans["Quix"], spans["Holdfast, snapshot"]
     keys = f"{sizes.restored:,} keys from the changelog"
     return [
         (f"{keys}, Holdfast, s", f"{ours.seconds:.1f}", "", True),
         (f"{keys}, Quix Streams in 2 processes, s", f"{theirs.seconds:.1f}", "", True),
         at_least(f"{keys}, Quix Streams / Holdfast", theirs.seconds / ours.seconds, 5, sizes),
         ("  the same from the start of the process", f"{theirs.from_start / ours.from_start:.2f}", "", True),
+        ("the same from a snapshot, Holdfast, s", f"{snapshot.seconds:.1f}", "", True),
+        at_least("  Quix Streams from the changelog / that", theirs.seconds / snapshot.seconds, 10, sizes),
     ]
 
 
@@ -216,6 +225,9 @@ class Bench:
         feed(self._broker.address, self.topic(topic), users)
         say(f"{sum(self.ends(topic)):,} records fed in {time.monotonic() - began:.0f} s")
 
+    def feed_more(self, topic: str, users: Any) -> None:
+        feed(self._broker.address, topic, users)
+
     @contextmanager
     def contender(self, name: str, run: str, source: str, output: str | None, *options: str) -> Iterator[Contender]:
         """Started; stopped at the end of the block."""
@@ -240,6 +252,10 @@ class Bench:
     def forget_state(self, name: str) -> None:
         """Everything that a contender has on disk: stores and checkpoint."""
         shutil.rmtree(self._home / "state" / name)
+
+    def forget_stores(self, name: str, group: str) -> None:
+        """The local stores of Holdfast; the checkpoint stays."""
+        shutil.rmtree(self._home / "state" / name / "0" / group / "local")
 
     # -- what becomes visible ---------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast import Application
+from holdfast import Application, Persistence
 
 
 def main() -> None:
@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--state", type=Path, required=True, help="a directory")
     parser.add_argument("--max-batch-rows", type=int, help="by default Holdfast's own")
     parser.add_argument("--to-the-end", action="store_true", help="process what is there now")
+    parser.add_argument("--snapshot-every", type=int, help="batches; by default Holdfast's own rule")
     parser.add_argument("--recover", action="store_true", help="take the state back from the changelog topic")
     options = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(created).3f %(message)s")
@@ -35,6 +36,7 @@ def main() -> None:
         processing_guarantee="exactly-once",
         use_changelog_topics=True,
         state_dir=options.state,
+        persistence=Persistence(options.state / "checkpoint", snapshot_every=options.snapshot_every),
         spark_config={"spark.master": "local[2]"},
         loglevel="INFO",
         **more,

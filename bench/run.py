@@ -146,6 +146,19 @@ def pending_timers(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     return [("time of a batch with 1,000,000 pending timers / without", f"{slower:.2f}", "<= 1.1", slower <= 1.1)]
 
 
+def uploads(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+    """What it costs to take and upload a snapshot of a million keys after every batch, one after the other."""
+    seconds: dict[str, list[float]] = {"never": [], "always": []}
+    for _ in range(2):
+        for when, found in seconds.items():
+            options = ("--fill", "1000000", "--keys", "1000000", "--batches", "20")
+            more = ("--snapshot-every", "1") if when == "always" else ()
+            found += contend("holdfast-iterable", OUT, *options, *more)[-14:]
+    without, with_uploads = (statistics.median(found) for found in seconds.values())
+    results["uploads"] = {"rate without": ROWS / without, "rate with": ROWS / with_uploads}
+    return [ratio("rate while snapshots are uploaded / without", without / with_uploads, 0.85)]
+
+
 SECTIONS = {
     "against-spark": against_spark,
     "batch-floor": batch_floor,
@@ -153,6 +166,7 @@ SECTIONS = {
     "endurance": endurance,
     "second-stage": second_stage,
     "pending-timers": pending_timers,
+    "uploads": uploads,
     **group_state.SECTIONS,
     **kafka.SECTIONS,
 }
