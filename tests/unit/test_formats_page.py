@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from rig import Rig
 
 from holdfast import State
 from holdfast.application import cleared
@@ -22,6 +23,7 @@ from holdfast.dataframe import frame_of
 from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, records
 from holdfast.kafka.publishing import Note
 from holdfast.log import manifest as manifests
+from holdfast.log import paths
 from holdfast.log.files import FileRef
 from holdfast.log.manifest import Chain, Manifest, PartitionCommit, SparkBatch
 from holdfast.log.pins import Pin
@@ -37,6 +39,7 @@ from holdfast.state.codecs import JsonCodec
 from holdfast.state.documents import document_prefix, read_document
 from holdfast.state.keys import decode_key, encode_key, partition_of
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.slots import LocalStores
 from holdfast.testing import LocalRunner, MemoryStores
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
@@ -144,6 +147,14 @@ def test_the_reader_of_the_page_reads_any_version_also_around_a_clear(reader: ty
         history.append(world.state("default"))
     assert history[3] == {}
     assert [_comparable(reader.read_state(tmp_path, version=version)) for version in range(1, 7)] == history
+
+
+def test_the_reader_of_the_page_begins_at_a_snapshot(reader: types.ModuleType, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    rig = Rig(LocalStorage(checkpoint, durable=False), LocalStores(tmp_path / "local"), every=3)
+    rig.run(11)
+    assert not (checkpoint / paths.manifest(0)).exists()
+    assert {key: document["n"] for key, document in reader.read_state(checkpoint)} == rig.counts()
 
 
 def test_the_reader_of_the_page_runs_as_a_program(tmp_path: Path) -> None:
