@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
 OUT = HERE / "out"
 ROWS = 200_000
 KEYS = 100_000
@@ -159,6 +160,16 @@ def uploads(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     return [ratio("rate while snapshots are uploaded / without", without / with_uploads, 0.85)]
 
 
+def growth(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+    """The size of a checkpoint over 2,000 small batches, as tests/contract/test_growth.py measures it."""
+    test = ROOT / "tests" / "contract" / "test_growth.py"
+    subprocess.run([sys.executable, "-m", "pytest", "-q", str(test)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    _, *lines = (ROOT / "build" / "checkpoint-size.csv").read_text().splitlines()
+    results["growth"] = rows = [tuple(map(int, line.split(","))) for line in lines]
+    most = max(checkpoint / state for version, state, checkpoint, _ in rows if version > 200)
+    return [("checkpoint / state over 2,000 batches, at most", f"{most:.2f}", "<= 8", most <= 8)]
+
+
 SECTIONS = {
     "against-spark": against_spark,
     "batch-floor": batch_floor,
@@ -167,6 +178,7 @@ SECTIONS = {
     "second-stage": second_stage,
     "pending-timers": pending_timers,
     "uploads": uploads,
+    "growth": growth,
     **group_state.SECTIONS,
     **kafka.SECTIONS,
 }
@@ -243,6 +255,17 @@ def draw(results: dict[str, Any]) -> None:
     right.set_xlabel("batch")
     figure.tight_layout()
     figure.savefig(OUT / "results.png", dpi=120)
+    if "growth" in results:
+        figure, axes = plt.subplots(figsize=(8, 4))
+        batches, state, checkpoint, _ = zip(*results["growth"], strict=True)
+        axes.plot(batches, [size / 1000 for size in checkpoint], color="#3b7a57", label="checkpoint")
+        axes.plot(batches, [size / 1000 for size in state], color="#999999", label="state")
+        axes.set_title("size in kB over 2,000 batches, a snapshot every 50")
+        axes.set_xlabel("batch")
+        axes.set_ylim(bottom=0)
+        axes.legend()
+        figure.tight_layout()
+        figure.savefig(OUT / "checkpoint-size.png", dpi=120)
 
 
 if __name__ == "__main__":
