@@ -216,30 +216,39 @@ class Chain:
                     raise Fenced(manifest.version, stored.holder) from None
                 manifest = stored
                 break
-        self._check_parent_is_there(manifest, tries)
+        self._check_not_overtaken(manifest, tries)
         return manifest
 
-    def _check_parent_is_there(self, manifest: Manifest, tries: int) -> None:
-        """The name was free, but perhaps because retention has passed it: then the manifest before it is gone, too.
+    def _check_not_overtaken(self, manifest: Manifest, tries: int) -> None:
+        """The name was free, but perhaps because retention has passed it: then the manifest before it is gone, too. The first
+        version has none before it, but then there are later ones.
 
         What was put stays: it may also be that it was in time, and that others went on from it and cleared up since.
         """
-        if manifest.parent is None:
-            return
         for attempt in range(1, tries + 1):
             try:
-                self.storage.get(paths.manifest(manifest.version - 1))
-                return
-            except Missing:
+                if self._has_parent(manifest):
+                    return
                 newest = self.head()
                 if newest is None or newest.version == manifest.version:
                     return  # it was lost in another way, which whoever needs it will say
-                raise Fenced(manifest.version + 1, newest.holder) from None
+                raise Fenced(manifest.version + 1, newest.holder)
+            except (Fenced, Damaged):
+                raise
             except Exception as error:
                 if attempt == tries:
                     raise
                 logger.warning("after the commit of version %d: %s; looking again", manifest.version, error)
                 self._pause(0.05 * 2**attempt)
+
+    def _has_parent(self, manifest: Manifest) -> bool:
+        if manifest.parent is None:
+            return False
+        try:
+            self.storage.get(paths.manifest(manifest.version - 1))
+        except Missing:
+            return False
+        return True
 
 
 def encode(manifest: Manifest) -> bytes:

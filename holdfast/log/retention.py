@@ -17,6 +17,7 @@ Why this is safe, whoever runs it, however late, and beside whom:
   refer to files of the newest only;
 - manifests go in ascending order. A driver that was overtaken so long ago that the manifest which would fence it is gone
   finds its put successful and, looking back, the manifest before it gone as well: it is fenced all the same (`Chain.commit`).
+  So is one that was about to begin the checkpoint: after version 0 it finds later ones.
 """
 
 from __future__ import annotations

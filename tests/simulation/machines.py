@@ -195,7 +195,7 @@ class Executors:
             world.random.shuffle(mixed)
             chunks: Any = Inbox(world.program.levels[level - 1], mixed, in_order=world.program.in_order)
         elif job.span is None:
-            chunks = [] if rows is None else [source.chunk(rows, partition)]
+            chunks = [] if rows is None else source.chunks(rows, partition)
         else:
             chunks = source.read(partition, world.program.partitions, job.span)
         stores = Stores(world, world.random.randrange(len(world.hosts)))

@@ -2,7 +2,7 @@
 
 Stage 1 sums by the rest of the record's number, and sets a timer for every record. Stage 2 counts by parity what the timers of
 stage 1 have sent. Records of a key come to stage 1 from several partitions, in an order that nobody promises, so what
-is checked is that each counts once, not when.
+is checked is that each counts once, not when. What stage 1 was sent is what stage 0 put out: a timer carries the nonce.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ def add_up(row: dict[str, Any], key: int, timestamp: int, headers: Any, state: A
     state.set("records", state.get("records", 0) + 1)
     state.set("sum", state.get("sum", 0) + row["n"])
     state.set("passing", row["n"], ttl=timedelta(milliseconds=1))
-    state.set_timer(str(row["n"]), timestamp - 1, clock="processing")
+    state.set_timer(f"{row['n']} {row['nonce']}", timestamp - 1, clock="processing")
     return []
 
 
-def tell(key: int, name: str, state: Any) -> list[dict[str, int]]:
-    return [{"n": int(name), "rest": key}]
+def tell(key: int, name: str, state: Any) -> list[dict[str, Any]]:
+    n, nonce = name.split()
+    return [{"n": int(n), "nonce": nonce, "rest": key}]
 
 
-def count(row: dict[str, int], state: Any) -> None:
+def count(row: dict[str, Any], state: Any) -> None:
     state.set("count", state.get("count", 0) + 1)
 
 
@@ -74,5 +75,7 @@ def check_stages(world: World) -> None:
     assert all(times == 1 for times in fired.values()), "a timer has fired twice"
     assert fired.keys() >= set(records), "a timer has not fired"
     assert fired.keys() <= set(range(len(world.input)))
+    nonces = {row["n"]: str(row["nonce"]) for row in world.rows()}
+    assert all(row["nonce"] == nonces[row["n"]] for row in world.fired()), "stages are of different attempts"
     if not world.cleared_at:
         assert {key: found["count"] for key, found in state("parity").items()} == Counter(n % 2 for n in records)

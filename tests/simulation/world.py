@@ -13,11 +13,11 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from broker import OUTPUT, SimulatedBroker
@@ -97,15 +97,39 @@ FAULTS = (
     "snapshots of another time line",
     "snapshot damaged",
 )
+T = TypeVar("T")
 RECORDS = 36
 KEYS = 5
 PARTITIONS = 2
+CHUNK = 2
+"""Rows that a task is given at a time, where Spark reads."""
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """What a schedule is about; None: as the seed says."""
+
+    staged: bool | None = None
+    kafka: bool | None = None
+    ranged: bool | None = None
+    snapshot_every: int | None = None
+    keep: int | None = None
+    delay: int | None = None
+    """How likely an upload is to be late."""
+    sleep: int | None = None
+    """How many lives others live while a process stands still."""
+    regret: int | None = None
+    """How many times as often as else a checkpoint is put back from a backup."""
+    rate: float | None = None
+    """Of all faults."""
+
+
+ANY = Kind()
 
 
 class World:
     """Everything that outlives a process."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, kind: Kind = ANY) -> None:
         self.random = random.Random(seed)
         self.faults: Counter[str] = Counter()
         self.calm = False
@@ -114,18 +138,25 @@ class World:
         self.hosts: list[dict[tuple[str, int], list[Disk]]] = [{}, {}]
         self.copies = [MemoryStores(), MemoryStores()]
         """By host: copies of stores on their way to a snapshot."""
-        self.snapshot_every = self.random.choice((1, 1, 2, 4))
-        self.keep = self.random.choice((1, 2))
+        self.snapshot_every = _given(kind.snapshot_every, self.random.choice((1, 1, 2, 4)))
+        self.keep = _given(kind.keep, self.random.choice((1, 2)))
+        self.delay = _given(kind.delay, self.random.choice((3, 10)))
+        self.sleep = _given(kind.sleep, self.random.choice((1, 1, 1, 4)))
+        self.regret = _given(kind.regret, self.random.choice((1, 1, 1, 10)))
         self.removed: dict[int, bytes] = {}
         """The manifests that retention has removed, by version."""
+        self.promised: list[tuple[int, str]] = []
+        """What a driver was told is committed: version and manifest."""
+        self.wrong: list[str] = []
+        """What no driver may do, seen where it could take an exception for something else."""
         self.delayed: list[tuple[str, bytes]] = []
         self.zombies: list[Callable[[], Any]] = []
         self.nesting = 0
-        self.ranged = self.random.random() < 0.6
+        self.ranged = _given(kind.ranged, self.random.random() < 0.6)
         self.kafka: SimulatedBroker | None = None
-        if self.random.random() < 0.5:
+        if _given(kind.kafka, self.random.random() < 0.5):
             self.kafka = SimulatedBroker(self.chance, Crash, self._maybe_pause)
-        self.staged = self.random.random() < 0.2
+        self.staged = _given(kind.staged, self.random.random() < 0.2)
         """Whether the program changes the key twice, with timers and ends of values on the way."""
         self.spark = OffsetLog(self)
         self.tables = {"table": Table(), "fired": Table()}
@@ -138,7 +169,7 @@ class World:
             for n in range(RECORDS)
         ]
         self.program = self._program()
-        self.rate = self.random.choice((0.01, 0.03, 0.08))
+        self.rate = _given(kind.rate, self.random.choice((0.01, 0.03, 0.08)))
 
     def chance(self, fault: str, weight: float = 1.0) -> bool:
         """Whether `fault` happens now; counts it."""
@@ -178,6 +209,10 @@ class World:
         return program_of("sim", pipeline, JsonCodec(), PARTITIONS)
 
 
+def _given(chosen: T | None, drawn: T) -> T:
+    return drawn if chosen is None else chosen
+
+
 def running_total(order: dict[str, Any], state: Any) -> dict[str, Any]:
     total = state.get("total", 0) + order["amount"]
     nonce = random.random()
@@ -196,9 +231,12 @@ class RowsSource:
     def joined(self, other: Any) -> NoReturn:
         raise NotImplementedError
 
-    def chunk(self, rows: list[dict[str, Any]], partition: int) -> Chunk:
+    def chunks(self, rows: list[dict[str, Any]], partition: int) -> Iterator[Chunk]:
         mine = [row for row in rows if partition_of(encode_key(row["key"]), PARTITIONS) == partition]
-        return Chunk([row["key"] for row in mine], [dict(row) for row in mine], None, range(len(mine)), None, {})
+        for start in range(0, len(mine), CHUNK):
+            some = mine[start : start + CHUNK]
+            positions = range(start, start + len(some))
+            yield Chunk([row["key"] for row in some], [dict(row) for row in some], None, positions, None, {})
 
 
 # -- storage ---------------------------------------------------------------------------------------------------------
@@ -212,7 +250,7 @@ class FaultyStorage:
 
     def put(self, name: str, data: bytes) -> None:
         world = self._world
-        self._before()
+        self._before(pause=4 if name.startswith(paths.COMMITS) else 1)
         if world.chance("put refused", 0.5):
             raise StorageFailed("no answer")
         if not name.startswith(paths.COMMITS) and world.chance("torn write", 0.5):
@@ -255,12 +293,12 @@ class FaultyStorage:
         world.storage.delete(name)
         self._after()
 
-    def _before(self) -> None:
+    def _before(self, *, pause: int = 1) -> None:
         world = self._world
         land_delayed(world)
         if world.zombies and world.random.random() < 0.1:
             world.zombies.pop(world.random.randrange(len(world.zombies)))()
-        if world.nesting == 0 and world.chance("zombie driver", 0.4):
+        if world.nesting == 0 and world.chance("zombie driver", 0.4 * pause):
             pause_and_let_another_run(world)
         if world.chance("crash before a storage call"):
             raise Crash("before")
@@ -283,7 +321,8 @@ def pause_and_let_another_run(world: World) -> None:
     """The process stands still here, like one that got SIGSTOP, while another driver takes over; then it goes on."""
     world.nesting += 1
     try:
-        Life(world).live(batches=world.random.randrange(0, 4))
+        for _ in range(world.sleep):
+            Life(world).live(batches=world.random.randrange(0, 4))
     finally:
         world.nesting -= 1
 
@@ -319,7 +358,8 @@ class TableTarget:
             raise Crash("before delivery")
         rows = [value for table in outbox.tables() for value, _, _ in decode_values(table)]
         known = world.tables[self._name].versions.setdefault(manifest.version, (manifest.id, rows))
-        assert known[0] == manifest.id, "two commits of one version"
+        if known[0] != manifest.id:
+            world.wrong.append("two commits of one version were delivered")
         if world.chance("crash after a storage call"):
             raise Crash("after delivery")
 
@@ -403,6 +443,19 @@ class OffsetLog:
 # -- lives -----------------------------------------------------------------------------------------------------------------
 
 
+class WatchedChain(Chain):
+    """Remembers what it has called committed."""
+
+    def __init__(self, world: World, storage: FaultyStorage) -> None:
+        super().__init__(storage, pause=lambda seconds: None)
+        self._world = world
+
+    def commit(self, manifest: Manifest, *, tries: int = 5) -> Manifest:
+        committed = super().commit(manifest, tries=tries)
+        self._world.promised.append((committed.version, committed.id))
+        return committed
+
+
 class Life:
     """One process: a driver from its start to its end, whatever that is."""
 
@@ -414,7 +467,7 @@ class Life:
         world = self._world
         storage = FaultyStorage(world)
         world.spark.restart()
-        chain = Chain(storage, pause=lambda seconds: None)
+        chain = WatchedChain(world, storage)
         executors = Executors(world, storage)
         publisher = None if world.kafka is None else SimulatedPublisher(world, chain, executors)
         targets = {sink.id: TableTarget(world, sink.id) for sink in world.program.sinks}
@@ -451,7 +504,7 @@ class Life:
                 except Crash:
                     world.faults["upload crashed"] += 1
 
-            if world.chance("upload delayed", 10):
+            if world.chance("upload delayed", world.delay):
                 world.zombies.append(upload)
             else:
                 upload()
@@ -478,7 +531,7 @@ def between_lives(world: World) -> None:
         host = world.random.randrange(len(world.hosts))
         world.hosts[host].clear()
         world.copies[host] = MemoryStores()
-    if world.chance("disk put back from a backup", 20 if world.attic else 3):
+    if world.chance("disk put back from a backup", 20 * world.regret if world.attic else 3):
         put_disks_back(world)
     if world.chance("state cleared", 2):
         clear(world)
@@ -486,7 +539,7 @@ def between_lives(world: World) -> None:
         damage_and_mend(world)
     if world.backup is None and world.random.random() < 0.5 and not world.delayed:
         world.backup = take_backup(world)
-    elif world.backup is not None and not world.zombies and world.chance("checkpoint put back from a backup", 6):
+    elif world.backup is not None and world.chance("checkpoint put back from a backup", 6 * world.regret):
         put_back(world)
 
 
@@ -539,6 +592,7 @@ def put_back(world: World) -> None:
         (paths.version_of(n) for n in objects if n.startswith(paths.COMMITS)), default=-1
     )
     world.delayed.clear()
+    world.zombies.clear()
     abandoned, world.storage.objects = world.storage.objects, dict(objects)
     if ahead:
         calm, world.calm = world.calm, True
@@ -553,6 +607,7 @@ def put_back(world: World) -> None:
     world.storage.objects = dict(objects)
     last = max((paths.version_of(name) for name in objects if name.startswith(paths.COMMITS)), default=-1)
     world.removed = {version: data for version, data in world.removed.items() if version <= last}
+    world.promised = [(version, identity) for version, identity in world.promised if version <= last]
     if world.random.random() < 0.5:  # they forget two directories
         for name in abandoned:
             if name.startswith((paths.SNAPSHOTS, paths.SNAPSHOT_FILES)) and name not in objects:
@@ -682,23 +737,24 @@ def check_verification(world: World) -> None:
     assert not [name for name in damage if not name.startswith(harmless)], f"said to be damaged: {damage}"
 
 
-def simulate(seed: int) -> Counter[str]:
+def simulate(seed: int, kind: Kind = ANY) -> Counter[str]:
     """One schedule from one seed; raises if anything is not exact. Returns the faults that happened."""
     random.seed(seed)
-    world = World(seed)
+    world = World(seed, kind)
     entropy, manifest.entropy = manifest.entropy, world.random.randbytes
     clock = Clock()
-    real = publishing.time, cluster.time, publishing.ThreadPoolExecutor
+    real = publishing.time, cluster.time, publishing.ThreadPoolExecutor, publishing._within
     memory = Path("/dev/shm")  # copies of stores are files; those on a disk would take most of the time
     tempdir, tempfile.tempdir = tempfile.tempdir, str(memory) if memory.is_dir() else None
     publishing.time = cluster.time = clock  # type: ignore[assignment]
     publishing.ThreadPoolExecutor = OneByOne  # type: ignore[misc, assignment]
+    publishing._within = lambda seconds, call: call()
     try:
         run_schedule(world)
     finally:
         manifest.entropy = entropy
         tempfile.tempdir = tempdir
-        publishing.time, cluster.time, publishing.ThreadPoolExecutor = real  # type: ignore[misc]
+        publishing.time, cluster.time, publishing.ThreadPoolExecutor, publishing._within = real  # type: ignore[misc]
     return world.faults
 
 
@@ -761,7 +817,11 @@ def check(world: World) -> None:
     if world.staged:
         check_stages(world)
     check_verification(world)
-    assert sum(commit.rows_in for one in all_manifests(world) for commit in one.partitions) == RECORDS
+    assert not world.wrong, world.wrong
+    manifests = all_manifests(world)
+    assert sum(commit.rows_in for one in manifests for commit in one.partitions) == RECORDS
+    identities = {one.version: one.id for one in manifests}
+    assert all(identities[version] == identity for version, identity in world.promised), "a commit has come to nothing"
 
 
 def all_manifests(world: World) -> list[Manifest]:
@@ -773,7 +833,7 @@ def all_manifests(world: World) -> list[Manifest]:
     while found[-1].version > 0:
         version = found[-1].version - 1
         name = paths.manifest(version)
-        data = world.storage.objects.get(name) or world.removed[version]
+        data = world.removed.get(version) or world.storage.objects[name]
         found.append(manifest.decode(name, data))
         assert found[-1].id == found[-2].parent, "the chain is broken"
     return found

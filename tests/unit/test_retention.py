@@ -151,6 +151,19 @@ def test_a_driver_whose_next_version_was_committed_and_removed_is_fenced() -> No
     assert paths.manifest(2) not in rig.storage.objects
 
 
+def test_a_driver_that_was_about_to_begin_is_fenced_when_others_have_begun_and_cleared_up() -> None:
+    rig = Rig(every=2, keep=1)
+    first = rig.chain.read(0)
+    rig.run(5)
+    assert paths.manifest(0) not in rig.storage.objects
+    with pytest.raises(Fenced):
+        rig.chain.commit(msgspec.structs.replace(first, id="zombie", instance="zombie"))
+    rig.lose_disks()
+    rig.run(3)
+    rig.assert_exact()
+    assert paths.manifest(0) not in rig.storage.objects
+
+
 def test_a_commit_that_was_in_time_stays_when_others_went_on_from_it() -> None:
     rig = Rig(every=1, keep=1)
     rig.run(1)

@@ -18,6 +18,7 @@ from holdfast.log.recipe import bring, plan, recipe_for
 from holdfast.log.snapshot import Snapshot, fetch, newest_snapshot, read_snapshot, upload, versions
 from holdfast.log.storage import LocalStorage
 from holdfast.runtime import snapshots as module
+from holdfast.runtime.batch import Proposal
 from holdfast.runtime.ladder import climb, held_marks
 from holdfast.stores.base import EMPTY, Mark
 from holdfast.stores.memory import MemoryStore
@@ -169,6 +170,25 @@ def test_files_that_are_there_are_not_sent_again(tmp_path: Path) -> None:
     assert tables and tables < {file.name for file in second.files}
     sent = [name for name in storage.names(paths.SNAPSHOT_FILES) if paths.version_of(name) == 2]
     assert len(sent) == len(second.files) - len({file.name for file in second.files} & {f.name for f in first.files})
+
+
+def test_an_upload_refers_to_nothing_that_a_lost_one_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever clears up may remove it at any time: only what the newest snapshot names stays."""
+
+    def refuse(*_: Any) -> None:
+        raise StorageFailed("no answer")
+
+    rig = Rig(every=2, keep=1)
+    rig.run(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "publish", refuse)
+        rig.driver.run_batch(Proposal(end=rig.head.position))
+    left = {name: rig.storage.get(name) for name in rig.storage.names(paths.SNAPSHOT_FILES)}
+    rig.start()
+    rig.driver.run_batch(Proposal(end=rig.head.position))
+    named = {file.name: rig.storage.get(file.name) for part in newest(rig).partitions for file in part.files}
+    assert set(left.values()) & set(named.values()), "nothing of the state is as it was"
+    assert not left.keys() & named.keys()
 
 
 def test_a_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
