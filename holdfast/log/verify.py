@@ -31,7 +31,7 @@ from holdfast.log import paths
 from holdfast.log.files import FileRef, changes_of, read_table
 from holdfast.log.manifest import Chain, Manifest, ManifestId, PartitionCommit
 from holdfast.log.sealed import sealed
-from holdfast.log.snapshot import Snapshot, SnapshotFile, is_whole, read_snapshot
+from holdfast.log.snapshot import Snapshot, SnapshotFile, is_of, is_whole, read_snapshot
 from holdfast.log.storage import Missing, Storage
 from holdfast.stores.base import Change
 
@@ -84,6 +84,8 @@ class Verification:
         self._counters = _Counters()
         self._snapshots: list[Snapshot] = []
         """Those that can be read, oldest first."""
+        self._usable: list[Snapshot] = []
+        """Those of this chain whose files are there, so that a restore can begin with them."""
 
     def findings(self) -> Iterator[Finding]:
         for finding in self._all():
@@ -117,7 +119,7 @@ class Verification:
         before: Manifest | None = None
         for name in sorted(sizes):
             version = paths.version_of(name)
-            if version < self._floor:
+            if version < min((snapshot.floor for snapshot in self._snapshots), default=-1):
                 yield Finding("orphan", name, version, f"{name} lies before what is kept; the next snapshot removes it")
                 continue
             try:
@@ -154,7 +156,8 @@ class Verification:
         if last is None:
             yield from self._beginning(manifest)
         elif version != last + 1 and not _begins_anew(manifest):
-            yield self._gap(last + 1, version)
+            if version > self._floor:
+                yield self._gap(last + 1, version)
             self._counters.forget()
             before = None  # it continues one that is gone
         if before is not None and manifest.parent != before.id:
@@ -170,7 +173,7 @@ class Verification:
 
     def _beginning(self, manifest: Manifest) -> Iterator[Finding]:
         """The oldest manifest: whether what comes before it may be gone."""
-        kept = max((snapshot.floor for snapshot in self._snapshots), default=0)
+        kept = max((snapshot.floor for snapshot in self._usable), default=0)
         if manifest.version > kept and not _begins_anew(manifest):
             yield self._gap(0, manifest.version)
         elif manifest.version > 0:
@@ -253,8 +256,8 @@ class Verification:
 
     @property
     def _floor(self) -> int:
-        """The version up to which what was written is in a snapshot, and may be gone."""
-        return min((snapshot.floor for snapshot in self._snapshots), default=-1)
+        """The version up to which what was written is in every snapshot that can be used, and may be gone."""
+        return min((snapshot.floor for snapshot in self._usable), default=-1)
 
     def _lists(self, names: list[str]) -> Iterator[Finding]:
         """What each snapshot consists of."""
@@ -268,6 +271,13 @@ class Verification:
                     yield Finding("damage", name, version, str(error))
                 continue
             self._snapshots.append(snapshot)
+        there = self._storage.sizes(paths.SNAPSHOT_FILES)
+        self._usable = [
+            snapshot
+            for snapshot in self._snapshots
+            if is_of(self._chain, snapshot)
+            and all(there.get(file.name) == file.length for part in snapshot.partitions for file in part.files)
+        ]
 
     def _copies(self) -> Iterator[Finding]:
         """The files of each snapshot; one that several share is read once."""

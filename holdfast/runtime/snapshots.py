@@ -211,6 +211,8 @@ class Snapshots:
         newest = newest_snapshot(self._storage)
         if newest is not None and newest.version >= head.version:
             return newest  # another run was faster; retention may have taken our files for leftovers
+        if newest != known:
+            return None  # what is shared with the one that was the newest may be gone by now
         try:
             publish(self._storage, snapshot)
         except Exists:
