@@ -84,6 +84,7 @@ class Verification:
         self._counters = _Counters()
         self._snapshots: list[Snapshot] = []
         """Those that can be read, oldest first."""
+        self._of_this_chain: list[Snapshot] = []
         self._usable: list[Snapshot] = []
         """Those of this chain whose files are there, so that a restore can begin with them."""
 
@@ -119,7 +120,7 @@ class Verification:
         before: Manifest | None = None
         for name in sorted(sizes):
             version = paths.version_of(name)
-            if version < min((snapshot.floor for snapshot in self._snapshots), default=-1):
+            if version < min((snapshot.floor for snapshot in self._of_this_chain), default=-1):
                 yield Finding("orphan", name, version, f"{name} lies before what is kept; the next snapshot removes it")
                 continue
             try:
@@ -272,11 +273,11 @@ class Verification:
                 continue
             self._snapshots.append(snapshot)
         there = self._storage.sizes(paths.SNAPSHOT_FILES)
+        self._of_this_chain = [snapshot for snapshot in self._snapshots if is_of(self._chain, snapshot)]
         self._usable = [
             snapshot
-            for snapshot in self._snapshots
-            if is_of(self._chain, snapshot)
-            and all(there.get(file.name) == file.length for part in snapshot.partitions for file in part.files)
+            for snapshot in self._of_this_chain
+            if all(there.get(file.name) == file.length for part in snapshot.partitions for file in part.files)
         ]
 
     def _copies(self) -> Iterator[Finding]:
