@@ -402,6 +402,7 @@ KINDS: dict[Patch, Kind] = {
     deliver_before_the_commit: Kind(kafka=False),
     forget_what_a_target_has: Kind(kafka=False),
     take_a_snapshot_of_any_time_line: Kind(snapshot_every=1, regret=10, rate=0.01),
+    clear_up_by_a_snapshot_of_any_time_line: Kind(snapshot_every=2, keep=1, regret=20, rate=0.01),
     skip_the_receipt_count: Kind(rate=0.08),
     take_whatever_attempt_comes: Kind(staged=True, rate=0.03),
     take_parcels_as_they_come: Kind(staged=True, ranged=False),

@@ -640,7 +640,7 @@ def damage_and_mend(world: World) -> None:
     whole = world.storage.objects[name]
     kind = world.random.randrange(3)
     before = dict(world.storage.objects)
-    if kind == 0:
+    if kind == 0 or not whole:
         del world.storage.objects[name]
     elif kind == 1:
         world.storage.objects[name] = whole[: world.random.randrange(len(whole))]
