@@ -1,8 +1,8 @@
 """A run that the fault tests kill: running totals over numbered orders, with snapshots and retention.
 
-    python program.py <home> --batches N
-        --dies-at delete:3            SIGKILL at the third call of that verb of the storage
-        --background                  uploads run beside the batches
+python program.py <home> --batches N
+    --dies-at delete:3            SIGKILL at the third call of that verb of the storage
+    --background                  uploads run beside the batches
 """
 
 from __future__ import annotations
