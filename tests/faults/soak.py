@@ -157,7 +157,11 @@ class Soak:
             files = [path for path in self.machine.local.glob("*/*/slot-*/*") if path.is_file() and path.stat().st_size]
         victim = self._choice.choice(files)
         data = bytearray(victim.read_bytes())
-        data[self._choice.randrange(len(data))] ^= 1 << self._choice.randrange(8)
+        place = self._choice.randrange(len(data))
+        if victim.suffix == ".sst":
+            del data[place:]
+        else:
+            data[place] ^= 1 << self._choice.randrange(8)
         victim.write_bytes(data)
 
     def fill_disk(self) -> None:
