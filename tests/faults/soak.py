@@ -31,7 +31,7 @@ from program import claim
 
 from holdfast import failpoints
 from holdfast.log import paths
-from holdfast.log.snapshot import newest_snapshot, read_snapshot, versions
+from holdfast.log.snapshot import versions
 
 EVERY, KEEP = 5, 2
 SAYS_S = 10.0
@@ -136,13 +136,10 @@ class Soak:
         shutil.rmtree(self.machine.local)
 
     def damage_snapshot(self) -> None:
-        """Of the newest one, what the one before it does not share: the list, or a file that is cut short or gone."""
-        while len(versions(self.machine.storage)) < 2 or (newest := newest_snapshot(self.machine.storage)) is None:
+        """The list of the newest one is cut short or gone; what it shares with later ones stays."""
+        while len(versions(self.machine.storage)) < 2:
             self.kill()
-        older = read_snapshot(self.machine.storage, versions(self.machine.storage)[-2])
-        shared = {file.name for part in older.partitions for file in part.files}
-        names = [file.name for part in newest.partitions for file in part.files if file.name not in shared]
-        victim = self.machine.checkpoint / self._choice.choice([paths.snapshot(newest.version), *names])
+        victim = self.machine.checkpoint / paths.snapshot(versions(self.machine.storage)[-1])
         if self._choice.random() < 0.5:
             victim.unlink()
         else:

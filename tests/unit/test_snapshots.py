@@ -171,23 +171,6 @@ def test_files_that_are_there_are_not_sent_again(tmp_path: Path) -> None:
     assert len(sent) == len(second.files) - len({file.name for file in second.files} & {f.name for f in first.files})
 
 
-@pytest.mark.parametrize("damage", ["removed", "truncated"])
-def test_files_that_have_gone_from_the_checkpoint_are_sent_again(damage: str, tmp_path: Path) -> None:
-    rig = Rig(LocalStorage(tmp_path / "checkpoint", durable=False), LocalStores(tmp_path / "local"), every=2, keep=1)
-    rig.run(3)
-    for file in (file for part in newest(rig).partitions for file in part.files):
-        if damage == "removed":
-            rig.storage.delete(file.name)
-        else:
-            (tmp_path / "checkpoint" / file.name).write_bytes(b"")
-    rig.run(2)
-    assert newest(rig).version == 4
-    rig.stores = LocalStores(tmp_path / "another disk")
-    rig.start()
-    rig.run(1)
-    rig.assert_exact()
-
-
 def test_a_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.log import snapshot
 
