@@ -1,12 +1,13 @@
 # make demo         the main job on the embedded default: no broker, no service
 # make demo-kafka   running totals from topic to topic, on a broker that it starts by itself
-# make test         everything: lint, types, unit, simulation, contract, integration, crash, cluster, object stores, kafka
+# make test         everything: lint, types, unit, simulation, contract, faults, integration, crash, cluster, object stores, kafka
+# make soak         random faults under load: MINUTES=10, and SEED= to repeat one
 # make bench        speed, against Spark's own state and Quix Streams, in one run
 
 PYTHON = .venv/bin/python
 PYTEST = $(PYTHON) -m pytest
 
-.PHONY: demo demo-kafka test lint fast slow bench clean
+.PHONY: demo demo-kafka test lint fast slow soak bench clean
 
 demo: .venv/base
 	@$(PYTHON) examples/demo.py
@@ -31,11 +32,17 @@ slow: .venv/dev
 	$(PYTEST) -n 2 --dist loadfile tests/integration
 	$(PYTEST) tests/cluster
 	$(PYTEST) -n 2 --dist worksteal tests/crash
+	$(PYTEST) -n 2 --dist worksteal tests/faults
 	@scripts/versitygw
 	$(PYTEST) -n 2 --dist worksteal tests/objects
 	@scripts/maven
 	$(PYTEST) -n 2 --dist loadfile tests/kafka --ignore=tests/kafka/crash
 	$(PYTEST) -n 2 --dist worksteal tests/kafka/crash
+
+MINUTES = 10
+
+soak: .venv/dev
+	@$(PYTHON) tests/faults/soak.py $(MINUTES) $(SEED)
 
 bench: .venv/bench .venv-quix/quix
 	@scripts/maven

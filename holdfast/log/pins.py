@@ -45,9 +45,12 @@ class Lease:
         self.renew()
 
     def renew(self) -> None:
-        """Hold on for another while, if half of the last one is over. A checkpoint that cannot be written is read without."""
+        """Hold on for another while, if half of the last one is over, or the clock was put back: then the last one is not valid.
+
+        A checkpoint that cannot be written is read without.
+        """
         now = self._clock()
-        if self._name is not None and now < self._expires_ms - LEASE_MS // 2:
+        if self._name is not None and LEASE_MS // 2 < self._expires_ms - now <= LEASE_MS:
             return
         before, self._name, self._expires_ms = self._name, paths.pin(new_id()), now + LEASE_MS
         try:

@@ -109,7 +109,8 @@ class Snapshots:
         if head.version <= last.version:
             return False
         if isinstance(self._every, timedelta):
-            return self._clock() - last.time_ms >= self._every / timedelta(milliseconds=1)
+            passed = abs(self._clock() - last.time_ms)  # a clock that was put back must not stop them
+            return passed >= self._every / timedelta(milliseconds=1)
         if self._every is not None:
             return head.version - last.version >= self._every
         return head.version - last.version >= VERSIONS or self._written - self._counted > max(LEAST, last.length)

@@ -145,7 +145,8 @@ class RocksDBStore:
                 self._db.flush()
                 _let_compaction_finish(self._db)
         finally:
-            self._db.close()
+            with named_errors(self.path):
+                self._db.close()
 
     def _page(self, start: bytes, end: bytes | None) -> list[tuple[bytes, bytes]]:
         # An iterator keeps the database open, and locked, after `close`: none may outlive this call, not even in the

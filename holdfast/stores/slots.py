@@ -61,7 +61,7 @@ class LocalStores:
             try:
                 yield store
             finally:
-                store.close()
+                _close(store)
         finally:
             for lock in held.values():
                 _unlock(lock)
@@ -182,6 +182,15 @@ def _open(slot: Path) -> RocksDBStore:
         log.warning("emptying a damaged local store: %s", damage)
         store.wipe()
     return store
+
+
+def _close(store: RocksDBStore) -> None:
+    """A store may turn out to be damaged only now, in a compaction. All that was read from it was checked: only it is lost."""
+    try:
+        store.close()
+    except DamagedStore as damage:
+        log.warning("emptying a damaged local store: %s", damage)
+        erase(store.path)
 
 
 def _lock(slot: Path, *, touch: bool = True) -> int | None:

@@ -561,6 +561,31 @@ def test_a_damaged_slot_is_emptied(stores: LocalStores, tmp_path: Path, where: s
         assert (slot_of(store), store.mark(), contents(store)) == ("slot-0", EMPTY, {})
 
 
+def test_a_slot_that_a_compaction_finds_damaged_is_emptied_when_it_is_closed(
+    stores: LocalStores, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fill(store: Store, version: int) -> None:
+        changes = [(b"d%d-%d" % (version, n), b"value" * 20) for n in range(200)]
+        store.apply(changes, store.mark(), Mark(version, "attempt"))
+
+    for version in range(3):
+        with stores.open(INSTANCE, 0) as store:
+            fill(store, version)
+    table = min((tmp_path / INSTANCE / "0" / "slot-0").glob("*.sst"))
+    content = bytearray(table.read_bytes())
+    content[len(content) // 4] ^= 1
+    table.write_bytes(content)
+    emptied_at = None
+    for version in range(3, 30):
+        with stores.open(INSTANCE, 0) as store:
+            if store.mark() == EMPTY:
+                emptied_at = version
+                break
+            fill(store, version)
+    assert emptied_at is not None, "no compaction has met the damage"
+    assert "emptying a damaged local store" in caplog.text
+
+
 def test_a_scratch_store_is_empty_and_gone_afterwards(tmp_path: Path) -> None:
     with LocalStores(tmp_path).scratch() as store:
         assert store.mark() == EMPTY

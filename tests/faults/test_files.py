@@ -1,0 +1,126 @@
+"""Files of every class, one after the other, are truncated, changed or removed.
+
+The next run is exact, or it ends with an error that names the file and goes on exactly once the file is back. Never is there
+a wrong value, neither in the state nor in the output. Verification finds whatever a restore would stumble over.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from machine import NAME, Machine, run_batch
+from orders import fold
+
+from holdfast.errors import HoldfastError
+from holdfast.log import paths
+from holdfast.log.pins import LEASE_MS, Pin
+from holdfast.testing import Crash
+
+BATCHES = 10
+EVERY, KEEP = 3, 2
+MOST = 9
+"""Files of a class that are damaged, chosen at random."""
+
+Damage = Callable[[Path, random.Random], None]
+
+
+def truncated(path: Path, choice: random.Random) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: choice.randrange(len(data))])
+
+
+def changed(path: Path, choice: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[choice.randrange(len(data))] ^= 1 << choice.randrange(8)
+    path.write_bytes(data)
+
+
+def removed(path: Path, choice: random.Random) -> None:
+    path.unlink()
+
+
+@pytest.fixture
+def ready(home: Path) -> Machine:
+    """A machine with snapshots, a pin, and a last version that was committed and not delivered."""
+    machine = Machine(home, every=EVERY, keep=KEEP)
+    driver = machine.start()
+    for _ in range(BATCHES):
+        run_batch(driver)
+    deliver = machine.shelf.deliver
+
+    def refuse(*_: object) -> None:
+        raise Crash("before delivery")
+
+    machine.shelf.deliver = refuse  # type: ignore[method-assign]
+    with pytest.raises(Crash):
+        run_batch(driver)
+    machine.shelf.deliver = deliver  # type: ignore[method-assign]
+    machine.storage.put(paths.pin("reader"), msgspec.json.encode(Pin(BATCHES, machine.clock() + LEASE_MS)))
+    return machine
+
+
+def outcomes(ready: Machine, home: Path, files: list[Path], choice: random.Random, keeps_disk: bool) -> Counter[str]:
+    """What became of each of `files` of the machine being damaged; 'found' counts those that verification names."""
+    counted: Counter[str] = Counter()
+    for number, file in enumerate(choice.sample(files, min(MOST, len(files)))):
+        damage: Damage = choice.choice([truncated, changed, removed])
+        place = home.with_name(f"damaged-{number}")
+        shutil.copytree(home, place)
+        victim = place / file
+        whole = victim.read_bytes()
+        if not whole and damage is not removed:
+            continue
+        if not keeps_disk:
+            shutil.rmtree(place / NAME / "local")
+        damage(victim, choice)
+        assert not victim.exists() or victim.read_bytes() != whole, "nothing was damaged"
+        counted["damaged"] += 1
+        machine = Machine(place, every=EVERY, keep=KEEP)
+        counted["found"] += any(finding.name.endswith(victim.name) for finding in machine.damage())
+        failure = None
+        try:
+            machine.run(2)
+            state = machine.state()
+        except HoldfastError as error:
+            failure = str(error)
+        if failure is not None:
+            assert victim.name in failure, f"{damage.__name__} {file}: {failure}"
+            counted["named"] += 1
+            victim.write_bytes(whole)
+            machine.check_goes_on()
+        else:
+            counted["exact"] += 1
+            totals, rows = fold(machine.taken)
+            assert state == totals, f"{damage.__name__} {file}"
+            assert sorted(machine.shelf.rows(), key=lambda row: row["n"]) == rows, f"{damage.__name__} {file}"
+    return counted
+
+
+@pytest.mark.parametrize("keeps_disk", [True, False], ids=["disk-kept", "disk-lost"])
+@pytest.mark.parametrize("what", [*paths.CLASSES, "pins"])
+def test_a_damaged_file_of_the_checkpoint_is_named_or_not_needed(
+    ready: Machine, home: Path, choice: random.Random, what: str, keeps_disk: bool
+) -> None:
+    folder = ready.checkpoint / paths.CLASSES.get(what, paths.PINS)
+    files = sorted(path.relative_to(home) for path in folder.iterdir())
+    counted = outcomes(ready, home, files, choice, keeps_disk)
+    print(what, dict(counted))
+    assert counted["damaged"] == counted["named"] + counted["exact"] > 0
+    if what in ("manifests", "deltas", "outboxes") and not keeps_disk:
+        assert counted["named"], "nothing that was damaged was needed"
+    if what in ("deltas", "outboxes", "snapshot files"):
+        assert counted["found"], "verification has found nothing"
+
+
+def test_a_damaged_file_of_a_local_store_is_made_good(ready: Machine, home: Path, choice: random.Random) -> None:
+    files = sorted(path.relative_to(home) for path in ready.local.glob("*/*/**/*") if path.is_file())
+    assert {path.name.split("-")[0] for path in files} >= {"CURRENT", "MANIFEST", "OPTIONS", "checksums.json"}
+    counted = outcomes(ready, home, files, choice, keeps_disk=True)
+    print(dict(counted))
+    assert counted["damaged"] == counted["exact"] > 0

@@ -1,0 +1,58 @@
+"""A real process is killed at every named moment of a snapshot, an upload and retention, and at random calls of the storage.
+
+The next run goes on exactly, with the local disk that the killed one left and with an empty one.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from life import Life, run_armed
+from machine import NAME, Machine
+from program import claim
+
+from holdfast import failpoints
+from holdfast.log.snapshot import versions
+
+FIRST, SECOND = 3, 6
+"""The versions of the first snapshots; retention runs after each, and has something to remove after the second."""
+
+
+def go_on(home: Path) -> None:
+    """A run on the disk that is there, and one on an empty disk; each takes another snapshot."""
+    elsewhere = Path(shutil.copytree(home, home.with_name("elsewhere")))
+    shutil.rmtree(elsewhere / NAME / "local")
+    for place in (elsewhere, home):
+        machine = Machine(place)
+        newest = max(versions(machine.storage), default=0)
+        machine.check_goes_on(5)
+        assert max(versions(machine.storage)) > newest
+        assert not machine.orphans(), "what the killed run left was not cleared up"
+        assert not list(machine.local.glob("*/*/copy-*"))
+    shutil.rmtree(Machine(home).local)
+    Machine(home).check_goes_on()
+
+
+@pytest.mark.parametrize("snapshot", [FIRST, SECOND])
+@pytest.mark.parametrize("point", failpoints.SNAPSHOT_POINTS)
+def test_a_kill_beside_the_batches_changes_nothing_that_anyone_can_see(home: Path, point: str, snapshot: int) -> None:
+    version = snapshot + 1 if point.startswith("task.") else snapshot
+    code, said = run_armed(home, point, version, "--batches", 9)
+    assert code == -signal.SIGKILL, said
+    go_on(home)
+
+
+@pytest.mark.parametrize(("verb", "most"), [("put", 60), ("put_file", 24), ("delete", 40)])
+@pytest.mark.parametrize("time", range(2))
+def test_a_kill_at_any_call_of_the_storage_changes_nothing_that_anyone_can_see(
+    home: Path, choice: random.Random, verb: str, most: int, time: int
+) -> None:
+    number = choice.randint(1, most)
+    with Life(home, "--batches", 15, "--dies-at", f"{verb}:{number}") as life:
+        assert life.end() == -signal.SIGKILL, f"{verb} was not called {number} times: {life.said()}"
+    assert claim(home).exists()
+    go_on(home)
