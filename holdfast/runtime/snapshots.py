@@ -185,17 +185,21 @@ class Snapshots:
         there = (
             {} if known is None else {part.partition: part for part in known.partitions if part.version >= head.base}
         )
+        sizes = self._storage.sizes(paths.SNAPSHOT_FILES) if there else {}
+        whole = {  # a file that was lost would be missing in every snapshot from now on
+            partition: tuple(file for file in part.files if sizes.get(file.name) == file.length)
+            for partition, part in there.items()
+        }
         parts: list[PartitionSnapshot] = []
         for partition, (mark, copy) in enumerate(zip(marks, copies, strict=True)):
             if self._is_closing:
                 return None
             part = None
             if copy is not None:
-                files = there[partition].files if partition in there else ()
-                part = self._places.at(partition, _upload_task(head.instance, copy, mark, files))
+                part = self._places.at(partition, _upload_task(head.instance, copy, mark, whole.get(partition, ())))
             if part is None:
                 part = there.get(partition)
-                if part is None:
+                if part is None or len(whole[partition]) < len(part.files):
                     logger.warning("partition %d has lost its copy of version %d; no snapshot", partition, head.version)
                     return None
                 logger.warning("partition %d keeps its snapshot of version %d", partition, part.version)

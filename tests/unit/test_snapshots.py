@@ -172,6 +172,23 @@ def test_files_that_are_there_are_not_sent_again(tmp_path: Path) -> None:
     assert len(sent) == len(second.files) - len({file.name for file in second.files} & {f.name for f in first.files})
 
 
+@pytest.mark.parametrize("lost", ["missing", "truncated"])
+def test_a_shared_file_that_was_lost_is_sent_again_with_the_next_snapshot(tmp_path: Path, lost: str) -> None:
+    rig = Rig(stores=LocalStores(tmp_path / "local"), every=3, keep=1, keys=1_000)
+    rig.run(5)
+    for name in rig.storage.names(paths.SNAPSHOT_FILES):
+        if lost == "missing":
+            del rig.storage.objects[name]
+        else:
+            rig.storage.objects[name] = rig.storage.objects[name][:-1]
+    rig.run(3)
+    assert versions(rig.storage) == [6]
+    rig.stores = LocalStores(tmp_path / "another disk")
+    rig.start()
+    rig.run(1)
+    rig.assert_exact()
+
+
 def test_an_upload_refers_to_nothing_that_a_lost_one_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever clears up may remove it at any time: only what the newest snapshot names stays."""
 
