@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 
-from holdfast.errors import InvalidName
+from holdfast.errors import Damaged, InvalidName
 
 COMMITS = "commits/"
 DELTAS = "deltas/"
@@ -82,7 +82,9 @@ def pin(identity: str) -> str:
 
 
 def version_of(name: str) -> int:
-    """The version in a name that this module built."""
+    """The version in a name; `Damaged` if this module has not built it."""
+    if not is_named_well(name):
+        raise Damaged(f"{name} is not a file of Holdfast and is in its way; move it elsewhere", name=name)
     return int(name.rsplit("/", 1)[-1][:20])
 
 

@@ -452,3 +452,14 @@ def test_memory_storage_keeps_the_promises_of_storage() -> None:
     storage.delete("a/1")
     storage.delete("a/1")
     assert storage.names("a/") == ["a/0"]
+
+
+@pytest.mark.parametrize("folder", [paths.COMMITS, paths.SNAPSHOTS, paths.DELIVERED])
+def test_a_file_that_is_not_ours_among_ours_is_an_error_that_names_it(folder: str) -> None:
+    storage = MemoryStorage()
+    storage.put(f"{folder}notes.txt", b"mine")
+    with pytest.raises(Damaged, match=f"{folder}notes.txt is not a file of Holdfast"):
+        paths.version_of(storage.names(folder)[-1])
+    if folder == paths.COMMITS:
+        with pytest.raises(Damaged, match="is in its way"):
+            Chain(storage).head()
