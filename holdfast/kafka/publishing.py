@@ -3,7 +3,8 @@
 The note says (instance, version, manifest) and is an offset with metadata of the application's own group, committed by
 the transaction itself. The rule that makes it exact: a slot's note is only ever written under the slot's transactional id,
 by a producer that has read the note after its own `init_transactions`. Whoever else opens the id in between fences that
-producer, and its transaction never happens. Which slots publish a version is fixed in its manifest.
+producer, and its transaction never happens. Which slots publish a version is fixed in its manifest. Notes that were lost
+are written again under the id of the driver's slot, by a run that has fenced all others.
 
 After any error: a new producer, and the note is read again. So a commit whose answer was lost is found to have happened.
 
