@@ -29,15 +29,15 @@ fast: .venv/dev
 	$(PYTEST) -n 2 --dist worksteal tests/simulation tests/contract
 
 slow: .venv/dev
-	$(PYTEST) -n 2 --dist loadfile tests/integration
+	$(PYTEST) -n 3 --dist loadfile tests/integration
 	$(PYTEST) tests/cluster
-	$(PYTEST) -n 2 --dist worksteal tests/crash
-	$(PYTEST) -n 2 --dist worksteal tests/faults
+	$(PYTEST) -n 3 --dist worksteal tests/crash
+	$(PYTEST) -n 3 --dist worksteal tests/faults
 	@scripts/versitygw
-	$(PYTEST) -n 2 --dist worksteal tests/objects
+	$(PYTEST) -n 3 --dist worksteal tests/objects
 	@scripts/maven
-	$(PYTEST) -n 2 --dist loadfile tests/kafka --ignore=tests/kafka/crash
-	$(PYTEST) -n 2 --dist worksteal tests/kafka/crash
+	$(PYTEST) -n 3 --dist loadfile tests/kafka --ignore=tests/kafka/crash
+	$(PYTEST) -n 3 --dist worksteal tests/kafka/crash
 
 MINUTES = 10
 

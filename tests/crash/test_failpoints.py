@@ -21,20 +21,20 @@ ORDERS = 250  # five batches
 KILLED_AT = 3
 
 
-def crash_at(point: str, home: Path) -> None:
-    """Run the program, killed once at `point`, to the end of its input."""
-    code, said = run_armed(home, point, KILLED_AT, "--orders", ORDERS)
-    if point in DRIVER_POINTS:
+@pytest.mark.parametrize("points", [DRIVER_POINTS[0::3], DRIVER_POINTS[1::3], DRIVER_POINTS[2::3]], ids="-".join)
+def test_kills_of_the_driver_change_nothing_that_anyone_can_see(points: tuple[str, ...], tmp_path: Path) -> None:
+    for version, point in enumerate(points, start=2):
+        code, said = run_armed(tmp_path, point, version, "--orders", ORDERS)
         assert code == -signal.SIGKILL, said
-        run_to_end(home, "--orders", ORDERS)
-    else:
-        assert code == 0, said
-        assert f"the job of version {KILLED_AT} was lost; running it again" in said
+    run_to_end(tmp_path, "--orders", ORDERS)
+    check_exact(tmp_path, ORDERS)
 
 
-@pytest.mark.parametrize("point", [*DRIVER_POINTS, *failpoints.TASK_POINTS])
-def test_a_kill_changes_nothing_that_anyone_can_see(point: str, tmp_path: Path) -> None:
-    crash_at(point, tmp_path)
+@pytest.mark.parametrize("point", failpoints.TASK_POINTS)
+def test_a_kill_of_a_worker_changes_nothing_that_anyone_can_see(point: str, tmp_path: Path) -> None:
+    code, said = run_armed(tmp_path, point, KILLED_AT, "--orders", ORDERS)
+    assert code == 0, said
+    assert f"the job of version {KILLED_AT} was lost; running it again" in said
     check_exact(tmp_path, ORDERS)
 
 

@@ -20,9 +20,10 @@ BEGIN, OPENED, *LATER = PUBLISH_POINTS
 SAME_WAY = [("driver", point) for point in (OPENED, *LATER)] + [("tasks", point) for point in PUBLISH_POINTS]
 OTHER_WAY = [
     death
-    for by_driver, by_tasks in zip((BEGIN, *LATER, "deliver.begin"), PUBLISH_POINTS, strict=True)
+    for by_driver, by_tasks in zip((BEGIN, LATER[0], LATER[2]), (OPENED, LATER[1], LATER[3]), strict=True)
     for death in (("driver", by_driver), ("tasks", by_tasks))
 ]
+"""Each life finds what the other kind has left."""
 
 
 def die(stage: Stage, deaths: list[tuple[str, str]]) -> None:

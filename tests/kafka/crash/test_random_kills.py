@@ -29,7 +29,7 @@ def test_twenty_kills_at_random_moments_leave_no_trace(stage: Stage, choice: ran
         with stage.life(publish, batch=SMALL) as life:
             if moment == "working":
                 life.wait_for_commits(1)
-            time.sleep(choice.uniform(1, 6))
+            time.sleep(choice.uniform(0.5, 6 if moment == "starting" else 2))
             life.kill()
         print(f"killed while {moment}, published by {publish}, after {stage.commits()} commits")
     stage.run_to_end(choice.choice(["driver", "tasks"]), batch=LARGE)
