@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, Protocol
 
@@ -92,3 +92,13 @@ def copied(value: Any) -> Any:
         return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
     except (pickle.PicklingError, AttributeError, TypeError):
         return deepcopy(value)  # slower, but knows instances of classes that pickle cannot name
+
+
+def dicts(columns: dict[str, list[Any]], rows: int) -> list[dict[str, Any]]:
+    """Columns as rows. A function with a dict display is twice as quick as `dict(zip(...))`, and this is the hot path."""
+    if not columns:
+        return [{} for _ in range(rows)]
+    names = [f"c{index}" for index in range(len(columns))]
+    display = ", ".join(f"{field!r}: {name}" for field, name in zip(columns, names, strict=True))
+    maker: Callable[..., dict[str, Any]] = eval(f"lambda {', '.join(names)}: {{{display}}}")
+    return list(map(maker, *columns.values()))

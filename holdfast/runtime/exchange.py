@@ -21,7 +21,7 @@ import msgspec
 from holdfast.log.manifest import AttemptId
 from holdfast.pickling import dumps
 from holdfast.plan.program import Program
-from holdfast.plan.record import IMMUTABLE, Chunk, Headers
+from holdfast.plan.record import IMMUTABLE, Chunk, Headers, dicts
 from holdfast.runtime.job import Receipt
 from holdfast.sources.base import CHUNK
 
@@ -31,30 +31,58 @@ class LostMailError(Exception):
 
 
 class Post:
-    """What some records have sent to one partition, as yet record by record. The last one can be taken back."""
+    """What some records have sent to one partition, as yet record by record. The last one can be taken back.
+
+    A value is kept as it is now: what a function does to it later changes nothing of what was sent. Dicts of plain values,
+    which most are, are kept as the tuple of their values: if all have the same fields, they travel as columns.
+    """
 
     def __init__(self) -> None:
-        self._rows: list[tuple[Any, bytes, Any, int, Headers | None, int]] = []
-        self.put = self._rows.append
-        """Takes (key, its encoding, `sent(value)`, timestamp, headers, index in the chunk)."""
+        self._rows: list[tuple[Any, bytes, tuple[Any, ...] | None, Any, int, Headers | None, int]] = []
+        self._fields: tuple[Any, ...] = ()
         self.drop_last = self._rows.pop
+
+    def put(self, key: Any, route: bytes, value: Any, timestamp: int, headers: Headers | None, index: int) -> None:
+        """`route` is the encoding of the key, `index` the place in the chunk that the record comes from."""
+        fields = None
+        if type(value) is dict:
+            content = tuple(value.values())
+            if IMMUTABLE.issuperset(map(type, content)):
+                fields = tuple(value)
+                if fields == self._fields:
+                    fields = self._fields
+                else:
+                    self._fields = fields
+                value = content
+            else:
+                value = _pickled(value)
+        elif type(value) not in IMMUTABLE:
+            value = _pickled(value)
+        self._rows.append((key, route, fields, value, timestamp, headers, index))
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def letters(self, chunk: Chunk | None, partition: int, *, keeps_raw: bool) -> Letters:
         """`chunk` is where the records come from; None: from timers and the like, of this partition."""
-        keys, routes, values, timestamps, headers, indices = map(list, zip(*self._rows, strict=True))
+        keys, routes, fields, values, timestamps, headers, indices = map(list, zip(*self._rows, strict=True))
         count = len(indices)
         letters = Letters(
             keys=keys,
             routes=routes,
-            values=values,
             timestamps=timestamps,
             headers=headers if any(headers) else None,
             partitions=[partition] * count,
             positions=[-1] * count,
         )
+        if self._fields and fields.count(self._fields) == count and all(type(name) is str for name in self._fields):
+            letters.fields = self._fields
+            letters.values = list(map(list, zip(*values, strict=True)))
+        else:
+            letters.values = [
+                value if names is None else dict(zip(names, value, strict=True))
+                for names, value in zip(fields, values, strict=True)
+            ]
         if chunk is not None:
             letters.positions = [chunk.positions[index] for index in indices]
             if chunk.partitions is not None:
@@ -73,7 +101,8 @@ class Letters(msgspec.Struct):
     keys: list[Any] = []
     routes: list[bytes] = []
     values: list[Any] = []
-    """As `sent` made them; on arrival as they were."""
+    """With `fields`, on the way, a list for each of them; else the values, some of them packed. On arrival the values."""
+    fields: tuple[str, ...] | None = None
     timestamps: list[int] = []
     headers: list[Headers | None] | None = None
     partitions: list[int] = []
@@ -105,19 +134,21 @@ class Letters(msgspec.Struct):
             return _arrived, (self._in_one_piece([_pickled(value) for value in self.values]),)
 
     def _in_one_piece(self, values: list[Any]) -> bytes:
-        packed = [index for index, value in enumerate(values) if type(value) is _Packed]
+        packed = [] if self.fields else [index for index, value in enumerate(values) if type(value) is _Packed]
         if packed:
             values = [value.data if type(value) is _Packed else value for value in values]
         numbers = [array("q", column).tobytes() for column in (self.timestamps, self.partitions, self.positions)]
-        return marshal.dumps((self.keys, self.routes, values, packed, numbers, self.headers, self.raw))
+        return marshal.dumps((self.keys, self.routes, values, self.fields, packed, numbers, self.headers, self.raw))
 
 
 def _arrived(data: bytes) -> Letters:
-    keys, routes, values, packed, numbers, headers, raw = marshal.loads(data)
+    keys, routes, values, fields, packed, numbers, headers, raw = marshal.loads(data)
+    if fields is not None:
+        values = dicts(dict(zip(fields, values, strict=True)), len(keys))
     for index in packed:
         values[index] = pickle.loads(values[index])
     timestamps, partitions, positions = (array("q", column).tolist() for column in numbers)
-    return Letters(keys, routes, values, timestamps, headers, partitions, positions, raw)
+    return Letters(keys, routes, values, None, timestamps, headers, partitions, positions, raw)
 
 
 def in_order(several: Iterable[Letters]) -> Letters:
@@ -150,13 +181,6 @@ class _Packed:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-
-
-def sent(value: Any) -> Any:
-    """A value as it is now: what a function does to it later changes nothing of what was sent."""
-    if type(value) is dict and IMMUTABLE.issuperset(map(type, value.values())):  # most are, and this is the hot path
-        return value.copy()
-    return value if type(value) in IMMUTABLE else _pickled(value)
 
 
 def _pickled(value: Any) -> _Packed:

@@ -24,7 +24,7 @@ from holdfast.plan.record import Chunk, Headers, Place, Raw, Record, shown_key
 from holdfast.plan.schema import to_ddl
 from holdfast.plan.sinks import Encoder, Sink
 from holdfast.plan.steps import Ending, Fire, compiled
-from holdfast.runtime.exchange import Parcel, Post, sent
+from holdfast.runtime.exchange import Parcel, Post
 from holdfast.runtime.job import Job, Receipt
 from holdfast.state.cell import Clock
 from holdfast.state.documents import Documents, State, rollback
@@ -121,7 +121,7 @@ class Processing:
             post = posts.get(target)
             if post is None:
                 post = posts[target] = Post()
-            post.put((key, route, sent(value), self.timestamp, self.headers, self._index))
+            post.put(key, route, value, self.timestamp, self.headers, self._index)
             posted.append(post)
 
         return forward

@@ -206,9 +206,9 @@ def test_a_milestone_of_a_later_format_is_refused() -> None:
 
 
 def test_a_name_that_kafka_would_not_take_is_refused() -> None:
-    assert names.changelog("g", "t", "s") == "changelog__g--t--s"
+    assert names.changelog("g", ("t",), "s") == "changelog__g--t--s"
     with pytest.raises(InvalidName, match="249"):
-        names.changelog("g" * 100, "t" * 100, "s" * 50)
+        names.changelog("g" * 100, ("t" * 100,), "s" * 50)
 
 
 def test_a_need_is_said_as_an_operator_types_it() -> None:

@@ -24,7 +24,7 @@ from holdfast.log.recipe import Recipe
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import program_of
 from holdfast.plan.record import Chunk
-from holdfast.runtime.exchange import Inbox, Letters, LostMailError, Outcome, Parcel, Post, Waybill, gathered, sent
+from holdfast.runtime.exchange import Inbox, Letters, LostMailError, Outcome, Parcel, Post, Waybill, gathered
 from holdfast.runtime.job import Job, Receipt
 from holdfast.runtime.task import run_task
 from holdfast.sources.iterable import IterableSource
@@ -249,7 +249,7 @@ def test_a_mistake_is_reported_by_the_call_that_makes_it(build: Callable[[Any], 
 def letters_of(*values: Any, position: int = 0) -> Letters:
     post = Post()
     for index, value in enumerate(values):
-        post.put((1, b"i1", sent(value), 0, None, index))
+        post.put(1, b"i1", value, 0, None, index)
     return post.letters(Chunk([], [], None, [position] * len(values)), 0, keeps_raw=False)
 
 

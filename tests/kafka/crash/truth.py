@@ -91,7 +91,7 @@ def fold(messages: Iterable[Message]) -> Totals:
 
 def changelog(scene: Scene) -> tuple[dict[bytes, dict[str, int]], list[Milestone]]:
     """What the changelog topic adds up to: the documents, and the last milestone of each partition."""
-    topic = names.changelog(scene.name, scene.source, "default")
+    topic = names.changelog(scene.name, (scene.source,), "default")
     documents: dict[bytes, dict[str, int]] = {}
     milestones = []
     for partition, messages in enumerate(scene.read_partitions(topic)):
