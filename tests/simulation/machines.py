@@ -19,7 +19,8 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.testing import Crash
 
 if TYPE_CHECKING:
-    from world import FaultyStorage, World
+    from faulty_storage import FaultyStorage
+    from world import World
 
 # -- disks -----------------------------------------------------------------------------------------------------------
 

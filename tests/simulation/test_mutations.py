@@ -15,13 +15,16 @@ from typing import Any
 import machines
 import msgspec
 import pytest
-import world as simulation
-from world import ANY, Kind, simulate
+from faulty_storage import FaultyStorage
+from schedule import simulate
+from surroundings import SimulatedPublisher, TableTarget
+from world import ANY, Kind, World
 
-from holdfast.errors import HoldfastError, JobFailed
+from holdfast.errors import Damaged, Fenced, HoldfastError, JobFailed
 from holdfast.kafka import publishing
 from holdfast.log import files, recipe, retention, snapshot
 from holdfast.log.manifest import Chain
+from holdfast.plan.sinks import decode_values
 from holdfast.runtime import batch, exchange, processing, task
 from holdfast.runtime.batch import Driver
 from holdfast.runtime.exchange import LostMailError
@@ -29,7 +32,7 @@ from holdfast.sources.base import Span
 from holdfast.state import documents, timers
 from holdfast.stores.base import EMPTY, Mark
 from holdfast.stores.memory import MemoryStore
-from holdfast.testing import MemoryStorage
+from holdfast.testing import Crash, MemoryStorage
 
 TRIES = 400
 
@@ -38,7 +41,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 def commit_before_the_delta_is_durable(patch: pytest.MonkeyPatch) -> None:
     pending: list[tuple[Any, str, bytes]] = []
-    put = simulation.FaultyStorage.put
+    put = FaultyStorage.put
 
     def late(self: Any, name: str, data: bytes) -> None:
         if name.startswith("deltas/"):
@@ -49,7 +52,7 @@ def commit_before_the_delta_is_durable(patch: pytest.MonkeyPatch) -> None:
             while pending:
                 put(*pending.pop())
 
-    patch.setattr(simulation.FaultyStorage, "put", late)
+    patch.setattr(FaultyStorage, "put", late)
 
 
 def trust_a_foreign_local_store(patch: pytest.MonkeyPatch) -> None:
@@ -110,7 +113,7 @@ def take_any_manifest_for_ours(patch: pytest.MonkeyPatch) -> None:
     def credulous(self: Chain, manifest: Any, **options: Any) -> Any:
         try:
             return commit(self, manifest, **options)
-        except simulation.Fenced:
+        except Fenced:
             return manifest
 
     patch.setattr(Chain, "commit", credulous)
@@ -139,7 +142,7 @@ def skip_a_missing_delta(patch: pytest.MonkeyPatch) -> None:
     def lenient(storage: Any, ref: Any) -> Any:
         try:
             return list(read(storage, ref))
-        except simulation.Damaged:
+        except Damaged:
             return []
 
     patch.setattr(recipe, "read_delta", lenient)
@@ -163,7 +166,7 @@ def deliver_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 
     def hasty(self: Chain, manifest: Any, **options: Any) -> Any:
         for sink in {sink for part in manifest.partitions for sink in part.outboxes}:
-            target = simulation.TableTarget(self.storage._world, sink)
+            target = TableTarget(self.storage._world, sink)
             target.deliver(manifest, batch.Outbox(self, manifest, sink))
         return commit(self, manifest, **options)
 
@@ -172,13 +175,13 @@ def deliver_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 
 def forget_what_a_target_has(patch: pytest.MonkeyPatch) -> None:
     def deliver(self: Any, manifest: Any, outbox: Any) -> None:
-        rows = [value for table in outbox.tables() for value, _, _ in simulation.decode_values(table)]
+        rows = [value for table in outbox.tables() for value, _, _ in decode_values(table)]
         known = self._world.tables[self._name].versions.setdefault(manifest.version, (manifest.id, []))
         known[1].extend(rows)
         if self._world.chance("crash after a storage call"):
-            raise simulation.Crash("after delivery")
+            raise Crash("after delivery")
 
-    patch.setattr(simulation.TableTarget, "deliver", deliver)
+    patch.setattr(TableTarget, "deliver", deliver)
 
 
 def keep_the_state_of_a_cleared_store(patch: pytest.MonkeyPatch) -> None:
@@ -208,12 +211,12 @@ def believe_the_note_from_before_an_error(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_every_driver_choose_who_publishes(patch: pytest.MonkeyPatch) -> None:
-    publish = simulation.SimulatedPublisher.publish
+    publish = SimulatedPublisher.publish
 
     def whimsical(self: Any, manifest: Any) -> None:
         publish(self, msgspec.structs.replace(manifest, published_by=self.way(0, manifest)))
 
-    patch.setattr(simulation.SimulatedPublisher, "publish", whimsical)
+    patch.setattr(SimulatedPublisher, "publish", whimsical)
 
 
 def take_whatever_attempt_comes(patch: pytest.MonkeyPatch) -> None:
@@ -251,7 +254,7 @@ def forget_that_a_timer_has_fired(patch: pytest.MonkeyPatch) -> None:
 
 def show_a_snapshot_before_its_files_are_there(patch: pytest.MonkeyPatch) -> None:
     pending: list[tuple[Any, str, bytes]] = []
-    put = simulation.FaultyStorage.put
+    put = FaultyStorage.put
 
     def late(self: Any, name: str, data: bytes) -> None:
         if name.startswith("snapshot-files/"):
@@ -262,7 +265,7 @@ def show_a_snapshot_before_its_files_are_there(patch: pytest.MonkeyPatch) -> Non
             while pending:
                 put(*pending.pop())
 
-    patch.setattr(simulation.FaultyStorage, "put", late)
+    patch.setattr(FaultyStorage, "put", late)
 
 
 def remove_one_version_too_many(patch: pytest.MonkeyPatch) -> None:
@@ -329,7 +332,7 @@ def _whatever_is_there(self: Any, mark: Any) -> None:
     try:
         staged = MemoryStore.open(self.staging())
         self._values = staged._values
-    except simulation.Damaged:
+    except Damaged:
         self._values = {}
     self._mark = mark
 
@@ -352,13 +355,13 @@ def snapshot_what_is_not_committed(patch: pytest.MonkeyPatch) -> None:
                     host.copy(self._job.instance, self._partition, store, self._attempt)
         return made
 
-    make = simulation.World.__init__
+    make = World.__init__
 
     def noted(self: Any, seed: int, kind: Any) -> None:
         make(self, seed, kind)
         CURRENT[:] = [self]
 
-    patch.setattr(simulation.World, "__init__", noted)
+    patch.setattr(World, "__init__", noted)
     patch.setattr(processing.Processing, "receipt", late)
 
 

@@ -11,7 +11,8 @@ import time
 from collections import Counter
 
 import pytest
-from world import FAULTS, simulate
+from schedule import simulate
+from world import FAULTS
 
 SLICES = 3
 SCHEDULES = 400
