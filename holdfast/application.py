@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
-import socket
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from holdfast import options
 from holdfast.dataframe import StreamingDataFrame, frame_of
 from holdfast.errors import InvalidPipeline, MissingSettings, RunIsAlive, UnknownOption
 from holdfast.kafka.connection import ConnectionConfig, connection
 from holdfast.kafka.topics import TimestampExtractor, Topic, TopicConfig, checked_topic_name
 from holdfast.log import paths
-from holdfast.log.manifest import Chain, Manifest, ManifestId, check_owner, new_id
+from holdfast.log.manifest import Chain, Manifest, check_owner, cleared, this_process
 from holdfast.log.object_storage import ObjectStorage
 from holdfast.persistence import Persistence
 from holdfast.plan.functions import check_function
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import ErrorCallback, Program, program_of, watermark_of
-from holdfast.runtime.batch import Driver, empty_partitions
+from holdfast.runtime.batch import Driver
 from holdfast.runtime.context import Context
 from holdfast.runtime.ladder import climb, held_marks
 from holdfast.runtime.locks import FileLock
@@ -40,6 +39,7 @@ from holdfast.sources.spark import SparkSource
 from holdfast.state.codecs import Codec, codec_for
 from holdfast.state.options import RocksDBOptions
 from holdfast.stores.slots import LocalStores
+from holdfast.times import now_ms
 from holdfast.vault import secrets_of
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from holdfast.kafka.feeding import TopicProducer
     from holdfast.kafka.link import Attachment, Link
 
-KEEP = 2
-"""Snapshots that are kept where no `Persistence` says otherwise."""
 GUARANTEES = ("exactly-once", "at-least-once")
 
 logger = logging.getLogger("holdfast")
@@ -146,32 +144,30 @@ class Application:
         **unknown: Any,
     ) -> None:
         if unknown:
-            raise _unknown_option(next(iter(unknown)))
-        if partitions is not None and (type(partitions) is not int or partitions < 1):
-            raise UnknownOption(f"partitions={partitions!r}: it is a positive number")
-        if type(max_batch_rows) is not int or max_batch_rows < 1:
-            raise UnknownOption(f"max_batch_rows={max_batch_rows!r}: it is a positive number")
+            known = [option for option in Application.__init__.__annotations__ if option not in ("return", "unknown")]
+            raise options.unknown("Application()", next(iter(unknown)), known)
+        if partitions is not None:
+            options.positive("partitions", partitions)
+        options.positive("max_batch_rows", max_batch_rows)
+        options.amount("commit_interval", commit_interval, "a number of seconds")
         for what, callback in (
             ("on_processing_error=", on_processing_error),
             ("on_consumer_error=", on_consumer_error),
         ):
             if callback is not None:
                 check_function(what, callback, ["exception", "record", "logger"])
-        if isinstance(commit_interval, bool) or not isinstance(commit_interval, int | float) or commit_interval < 0:
-            raise UnknownOption(f"commit_interval={commit_interval!r}: it is a number of seconds")
         if name is not None and consumer_group is not None and name != consumer_group:
             raise UnknownOption(
                 f"name={name!r} and consumer_group={consumer_group!r} are two words for one thing: give one"
             )
-        if persistence is not None and not isinstance(persistence, Persistence):
-            raise UnknownOption("persistence is a holdfast.Persistence")
-        if rocksdb_options is not None and not isinstance(rocksdb_options, RocksDBOptions):
-            raise UnknownOption("rocksdb_options is a holdfast.RocksDBOptions")
+        if persistence is not None:
+            options.instance("persistence", persistence, Persistence)
+        if rocksdb_options is not None:
+            options.instance("rocksdb_options", rocksdb_options, RocksDBOptions)
         given = name if name is not None else consumer_group
         self.name = paths.checked_name("application", "holdfast" if given is None else given)
         home = Path(state_dir).absolute() / self.name
-        self._persistence = persistence  # one that is not lasting goes with the application
-        place = persistence or Persistence(home / "checkpoint")
+        self._persistence = place = persistence or Persistence(home / "checkpoint")
         if not place.is_lasting and place.directory is not None:
             home = place.directory / self.name
         self._storage = place.storage
@@ -190,11 +186,11 @@ class Application:
         self._link = _link(
             broker_address,
             group=self.name,
-            reset=_one_of("auto_offset_reset", auto_offset_reset, "latest", "earliest"),
+            reset=options.one_of("auto_offset_reset", auto_offset_reset, "latest", "earliest"),
             create=auto_create_topics,
             use_changelogs=use_changelog_topics,
-            exactly_once=_one_of("processing_guarantee", processing_guarantee, *GUARANTEES) == GUARANTEES[0],
-            on_data_loss=_one_of("on_data_loss", on_data_loss, "fail", "skip"),
+            exactly_once=options.one_of("processing_guarantee", processing_guarantee, *GUARANTEES) == GUARANTEES[0],
+            on_data_loss=options.one_of("on_data_loss", on_data_loss, "fail", "skip"),
             dead_letter_topic=dead_letter_topic,
         )
         self._spark = spark
@@ -383,10 +379,10 @@ class Application:
         its own exception, with the record's place attached as `holdfast_place`, and nothing of that batch is visible anywhere.
         """
         for name, limit in (("count", count), ("timeout", timeout)):
-            if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 0):
-                raise UnknownOption(f"run({name}={limit!r}): it is a positive number")
+            if limit is not None:
+                options.amount(name, limit, "a positive number")
         if recover is not None:
-            _one_of("run(recover=)", recover, "changelog", "beginning", "nothing")
+            options.one_of("recover", recover, "changelog", "beginning", "nothing")
             self._linked("run(recover=)")
         limits = Limits(self._max_batch_rows, self._interval, count or None, timeout or None, available_now)
         self._stopping = False
@@ -441,27 +437,32 @@ class Application:
         for key, value in STREAM.items():
             spark.conf.set(key, value)
         context = Context(spark, self._warehouse)
-        secrets = secrets_of(self._storage) | (secrets_of(attachment.link.connection) if attachment is not None else {})
-        runner = SparkRunner(spark, program, self._storage, LocalStores(self._local), secrets)
-        runner.warm_up(None if head is None else held_marks(head.instance))
         targets = {sink: target(context) for sink, target in pipeline.targets.items() if target is not None}
-        station = attachment.station(program, self._chain, runner, _holder()) if attachment is not None else None
-        if station is not None and recover is not None:
-            station.recover(recover)
-        publisher = station.publisher if station is not None else None
-        snapshots = self._snapshots(runner)
-        driver = Driver(
-            self._chain,
-            program,
-            runner,
-            targets,
-            publisher=publisher,
-            snapshots=snapshots,
-            restore=lambda instance, recipes: climb(self.name, runner, instance, recipes, runner.warmed_up()),
-            clock=_now_ms,
-            holder=_holder(),
-        )
-        try:
+        secrets = secrets_of(self._storage) | (secrets_of(attachment.link.connection) if attachment is not None else {})
+        with ExitStack() as closing:
+            runner = SparkRunner(spark, program, self._storage, LocalStores(self._local), secrets)
+            closing.callback(runner.close)
+            runner.warm_up(None if head is None else held_marks(head.instance))
+            station = (
+                attachment.station(program, self._chain, runner, this_process()) if attachment is not None else None
+            )
+            if station is not None:
+                closing.callback(station.close)
+                if recover is not None:
+                    station.recover(recover)
+            snapshots = self._snapshots(runner)
+            closing.callback(snapshots.close)
+            driver = Driver(
+                self._chain,
+                program,
+                runner,
+                targets,
+                publisher=station.publisher if station is not None else None,
+                snapshots=snapshots,
+                restore=lambda instance, recipes: climb(self.name, runner, instance, recipes, runner.warmed_up()),
+                clock=now_ms,
+                holder=this_process(),
+            )
             driver.start()
             if station is not None:
                 station.backfill(driver)
@@ -474,16 +475,10 @@ class Application:
             finally:
                 self._query = None
                 progress.end(driver.head)
-        finally:
-            snapshots.close()
-            runner.close()
-            if station is not None:
-                station.close()
 
     def _snapshots(self, places: Places) -> Snapshots:
-        place = self._persistence
-        every, keep = (None, KEEP) if place is None else (place.snapshot_every, place.keep)
-        return Snapshots(self._storage, places, every=every, keep=keep, clock=_now_ms, holder=_holder())
+        every, keep = self._persistence.snapshot_every, self._persistence.keep
+        return Snapshots(self._storage, places, every=every, keep=keep, clock=now_ms, holder=this_process())
 
     def _program(self, pipeline: Pipeline, head: Manifest | None, attachment: Attachment | None) -> Program:
         known = None if head is None else head.stages[0].partitions
@@ -535,34 +530,6 @@ class Application:
         return self._run_directory / "run.lock"
 
 
-def cleared(head: Manifest) -> Manifest:
-    """The manifest that empties the state after `head` and inherits everything else."""
-    from msgspec.structs import replace
-
-    identity = ManifestId(new_id())
-    version = head.version + 1
-    return replace(
-        head,
-        version=version,
-        id=identity,
-        parent=head.id,
-        holder=_holder(),
-        kind="clear",
-        base=version,
-        base_id=identity,
-        cleared=version,
-        published_by=None,
-        codecs={},
-        partitions=empty_partitions(len(head.partitions)),
-    )
-
-
-def _one_of(option: str, given: Any, *allowed: str) -> Any:
-    if given not in allowed:
-        raise UnknownOption(f"{option}={given!r}: it is one of {', '.join(allowed)}")
-    return given
-
-
 def _link(
     broker_address: str | ConnectionConfig | Mapping[str, Any] | None, *, dead_letter_topic: str | None, **settings: Any
 ) -> Link | None:
@@ -580,21 +547,6 @@ def _link(
     if dead_letter_topic is not None:
         checked_topic_name(dead_letter_topic)
     return Link(connection(broker_address), dead_letter_topic=dead_letter_topic, **settings)
-
-
-def _unknown_option(name: str) -> UnknownOption:
-    known = [option for option in Application.__init__.__annotations__ if option not in ("return", "unknown")]
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; the options are {', '.join(known)}"
-    return UnknownOption(f"Application() has no option {name!r}{hint}", option=name)
-
-
-def _holder() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _log_to_stderr(level: str | int) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import words
 from holdfast.errors import FixTheProgram, FixTheRecord, HoldfastError, NotThere
 from holdfast.state.plain import KEY_TYPES, json_of, key_of, plain
+from holdfast.times import now_ms
 
 if TYPE_CHECKING:
     from holdfast.log.describe import Description, KeptStore
@@ -81,9 +82,7 @@ def _state_ls(asked: argparse.Namespace) -> int:
     stores = stores_of(head)
     if asked.json:
         return _say_json({"app": head.app, "version": head.version, "stores": stores})
-    return _say(
-        f"{head.app}, version {head.version:,}, {words.age(head.time_ms, _now_ms())}", "", *_store_lines(stores)
-    )
+    return _say(f"{head.app}, version {head.version:,}, {words.age(head.time_ms, now_ms())}", "", *_store_lines(stores))
 
 
 def _state_get(asked: argparse.Namespace) -> int:
@@ -183,7 +182,7 @@ def _checkpoint_describe(asked: argparse.Namespace) -> int:
     found = describe(storage_of(asked.url))
     if found is None:
         raise _no_checkpoint(asked.url)
-    return _say_json(found) if asked.json else _say(*_description_lines(found, _now_ms()))
+    return _say_json(found) if asked.json else _say(*_description_lines(found, now_ms()))
 
 
 def _description_lines(found: Description, now_ms: int) -> Iterator[str]:
@@ -363,10 +362,6 @@ def _say_json(value: Any) -> int:
 def _failed(message: str, code: int) -> int:
     sys.stderr.write(f"holdfast: {' '.join(message.split())}\n")
     return code
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 # -- the words of the command line -------------------------------------------------------------------------------------

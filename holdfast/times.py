@@ -1,7 +1,8 @@
-"""Event times, as users write them."""
+"""Event times as users write them, and the wall clock."""
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import Any
 
@@ -15,3 +16,7 @@ def milliseconds(value: Any) -> int:
     if isinstance(value, datetime):
         return round(value.timestamp() * 1000)
     raise FixTheRecord(f"a timestamp must be an int of ms or a datetime, not {type(value).__qualname__}")
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -23,10 +23,19 @@ from holdfast.kafka.changelog import Milestone
 from holdfast.kafka.link import Attachment
 from holdfast.kafka.publishing import Note, ledger
 from holdfast.kafka.rounds import Lane, Round, last_milestone, ready_task, round_task
-from holdfast.log.manifest import AttemptId, Chain, InstanceId, Manifest, ManifestId, PartitionCommit, Position, new_id
+from holdfast.log.manifest import (
+    AttemptId,
+    Chain,
+    InstanceId,
+    Manifest,
+    ManifestId,
+    PartitionCommit,
+    Position,
+    empty_partitions,
+    new_id,
+)
 from holdfast.log.recipe import recipe_for
 from holdfast.plan.program import Program
-from holdfast.runtime.batch import empty_partitions
 from holdfast.runtime.restoring import RestoreLine
 from holdfast.sinks.kafka import Tasks, surely_each
 

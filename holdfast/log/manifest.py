@@ -11,7 +11,9 @@ it: a manifest that was changed is `Damaged`, also where it is still JSON.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, Literal, NewType
@@ -267,3 +269,32 @@ def check_owner(manifest: Manifest, app: str) -> None:
             owner=manifest.app,
             app=app,
         )
+
+
+def empty_partitions(count: int) -> tuple[PartitionCommit, ...]:
+    return tuple(PartitionCommit(partition, AttemptId("")) for partition in range(count))
+
+
+def cleared(head: Manifest) -> Manifest:
+    """The manifest that empties the state after `head` and inherits everything else."""
+    identity = ManifestId(new_id())
+    version = head.version + 1
+    return msgspec.structs.replace(
+        head,
+        version=version,
+        id=identity,
+        parent=head.id,
+        holder=this_process(),
+        kind="clear",
+        base=version,
+        base_id=identity,
+        cleared=version,
+        published_by=None,
+        codecs={},
+        partitions=empty_partitions(len(head.partitions)),
+    )
+
+
+def this_process() -> str:
+    """Who commits, for people."""
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -11,7 +11,6 @@ Layout: pins/<id>.json: {"version": <version>, "expires_ms": <ms since 1970 UTC>
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -20,6 +19,7 @@ from holdfast.errors import MendTheMachine
 from holdfast.log import paths
 from holdfast.log.manifest import new_id
 from holdfast.log.storage import Missing, Storage
+from holdfast.times import now_ms
 
 LEASE_MS = 10 * 60 * 1000
 
@@ -39,7 +39,7 @@ class Lease:
     def __init__(self, storage: Storage, version: int, clock: Callable[[], int] | None = None) -> None:
         self._storage = storage
         self._version = version
-        self._clock = clock or _now_ms
+        self._clock = clock or now_ms
         self._name: str | None = None
         self._expires_ms = 0
         self.renew()
@@ -83,7 +83,3 @@ def oldest_pin(storage: Storage, now_ms: int) -> int | None:
         else:
             held.append(pin.version)
     return min(held, default=None)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

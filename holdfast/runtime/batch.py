@@ -42,7 +42,6 @@ from holdfast.failpoints import reach
 from holdfast.log import paths
 from holdfast.log.files import FileRef, read_table
 from holdfast.log.manifest import (
-    AttemptId,
     Chain,
     InstanceId,
     Manifest,
@@ -51,6 +50,7 @@ from holdfast.log.manifest import (
     Position,
     SparkBatch,
     check_owner,
+    empty_partitions,
     new_id,
 )
 from holdfast.log.recipe import Recipe, recipe_for
@@ -544,10 +544,6 @@ class Driver:
                 version=manifest.version,
             )
         return True
-
-
-def empty_partitions(count: int) -> tuple[PartitionCommit, ...]:
-    return tuple(PartitionCommit(partition, AttemptId("")) for partition in range(count))
 
 
 def _check_head_is_last(head: Manifest, marks: list[str]) -> None:

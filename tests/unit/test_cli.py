@@ -419,7 +419,7 @@ def test_a_stranger_among_the_commits_is_in_the_way(call: Call, checkpoint: Path
 
 
 def test_verify_reads_on_through_a_clear_and_timers(call: Call, tmp_path: Path) -> None:
-    from holdfast.application import cleared
+    from holdfast.log.manifest import cleared
 
     def timed(value: Any, state: State) -> None:
         state.set("n", state.get("n", 0) + 1)

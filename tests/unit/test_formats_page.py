@@ -18,14 +18,13 @@ import pytest
 from rig import Rig
 
 from holdfast import State
-from holdfast.application import cleared
 from holdfast.dataframe import frame_of
 from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, records
 from holdfast.kafka.publishing import Note
 from holdfast.log import manifest as manifests
 from holdfast.log import paths
 from holdfast.log.files import FileRef
-from holdfast.log.manifest import Chain, Manifest, PartitionCommit, SparkBatch
+from holdfast.log.manifest import Chain, Manifest, PartitionCommit, SparkBatch, cleared
 from holdfast.log.pins import Pin
 from holdfast.log.snapshot import PartitionSnapshot, Snapshot, SnapshotFile
 from holdfast.log.storage import LocalStorage

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import Application, Persistence, State
-from holdfast.application import cleared
 from holdfast.errors import (
     CodecMismatch,
     Damaged,
@@ -26,7 +25,7 @@ from holdfast.errors import (
     StorageReadOnly,
 )
 from holdfast.log import files, paths
-from holdfast.log.manifest import Chain, Manifest, ManifestId, decode, encode, new_id
+from holdfast.log.manifest import Chain, Manifest, ManifestId, cleared, decode, encode, new_id
 from holdfast.log.storage import Exists, LocalStorage, Missing
 from holdfast.runtime.locks import FileLock
 from holdfast.testing import Crash, Harness, MemoryStorage

@@ -96,7 +96,7 @@ def test_the_commands_of_the_page_say_what_it_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(manifests, "entropy", random.Random(1).randbytes)
-    monkeypatch.setattr(cli, "_now_ms", lambda: BEGAN_MS + 4 * 60_000)
+    monkeypatch.setattr(cli, "now_ms", lambda: BEGAN_MS + 4 * 60_000)
     make_checkpoint(tmp_path / "state" / "orders" / "checkpoint")
     session = session_of(PAGE.read_text())
     assert len(session) > 10

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from holdfast import State
-from holdfast.application import cleared
 from holdfast.errors import Damaged, ZombieTask
 from holdfast.log import paths
-from holdfast.log.manifest import Chain
+from holdfast.log.manifest import Chain, cleared
 from holdfast.log.recipe import TAIL, Recipe, bring, recipe_for
 from holdfast.state.codecs import JsonCodec
 from holdfast.state.documents import document_prefix, read_document

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from rig import Rig
 
-from holdfast.application import cleared
 from holdfast.errors import Damaged, StorageFailed
 from holdfast.log import paths
-from holdfast.log.manifest import Chain
+from holdfast.log.manifest import Chain, cleared
 from holdfast.log.recipe import bring, plan, recipe_for
 from holdfast.log.snapshot import Snapshot, fetch, newest_snapshot, read_snapshot, upload, versions
 from holdfast.log.storage import LocalStorage
