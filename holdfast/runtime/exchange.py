@@ -13,8 +13,9 @@ from __future__ import annotations
 import marshal
 import pickle
 from array import array
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+from zlib import crc32
 
 import msgspec
 
@@ -24,71 +25,92 @@ from holdfast.plan.program import Program
 from holdfast.plan.record import IMMUTABLE, Chunk, Headers, dicts
 from holdfast.runtime.job import Receipt
 from holdfast.sources.base import CHUNK
+from holdfast.state.keys import encode_key
+
+_WITHOUT_REFERENCES = 2
+"""The version of marshal that does not look for objects that it has met before: that takes half of the time."""
 
 
 class LostMailError(Exception):
     """What a task received is not what one attempt of each sender sent; or tasks saw different attempts of one."""
 
 
-class Post:
-    """What some records have sent to one partition, as yet record by record. The last one can be taken back.
+class Sending(Protocol):
+    """The record that sends."""
+
+    timestamp: int
+    index: int
+    """Its place in the chunk that it comes from; among timers and the like, another for each call."""
+
+
+def sender(posts: Sequence[Post], current: Sending) -> Callable[[Any, Any], None]:
+    """What sends a key and a value to that one of `posts` that owns the key. This is the hot path.
 
     A value is kept as it is now: what a function does to it later changes nothing of what was sent. Dicts of plain values,
     which most are, are kept as the tuple of their values: if all have the same fields, they travel as columns.
     """
+    puts = [post.flat.extend for post in posts]
+    partitions = len(posts)
 
-    def __init__(self) -> None:
-        self._rows: list[tuple[Any, bytes, tuple[Any, ...] | None, Any, int, Headers | None, int]] = []
-        self._fields: tuple[Any, ...] = ()
-        self.drop_last = self._rows.pop
-
-    def put(self, key: Any, route: bytes, value: Any, timestamp: int, headers: Headers | None, index: int) -> None:
-        """`route` is the encoding of the key, `index` the place in the chunk that the record comes from."""
+    def send(key: Any, value: Any) -> None:
+        route = b"s" + key.encode() if type(key) is str and key.isascii() else encode_key(key)
         fields = None
         if type(value) is dict:
             content = tuple(value.values())
             if IMMUTABLE.issuperset(map(type, content)):
-                fields = tuple(value)
-                if fields == self._fields:
-                    fields = self._fields
-                else:
-                    self._fields = fields
-                value = content
+                fields, value = tuple(value), content
             else:
                 value = _pickled(value)
         elif type(value) not in IMMUTABLE:
             value = _pickled(value)
-        self._rows.append((key, route, fields, value, timestamp, headers, index))
+        puts[crc32(route) % partitions]((key, fields, value, current.timestamp, current.index))  # as `partition_of`
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    return send
+
+
+class Post:
+    """What some records have sent to one partition."""
+
+    _WIDTH = 5
+
+    def __init__(self) -> None:
+        self.flat: list[Any] = []
+        """Of every record its key, the fields of its value if that is a plain dict, the value, the timestamp and the index of
+        the one that sent it. All in one list: columns are slices of it, which costs half of what a list of tuples does."""
+
+    def take_back(self, index: int) -> None:
+        """What the last record has sent, if it is the one of this index."""
+        while self.flat and self.flat[-1] == index:
+            del self.flat[-self._WIDTH :]
 
     def letters(self, chunk: Chunk | None, partition: int, *, keeps_raw: bool) -> Letters:
-        """`chunk` is where the records come from; None: from timers and the like, of this partition."""
-        keys, routes, fields, values, timestamps, headers, indices = map(list, zip(*self._rows, strict=True))
+        """All of it. `chunk` is where the records come from; None: from timers and the like, of this partition."""
+        keys, fields, values, timestamps, indices = (self.flat[start :: self._WIDTH] for start in range(self._WIDTH))
+        self.flat.clear()
         count = len(indices)
-        letters = Letters(
-            keys=keys,
-            routes=routes,
-            timestamps=timestamps,
-            headers=headers if any(headers) else None,
-            partitions=[partition] * count,
-            positions=[-1] * count,
-        )
-        if self._fields and fields.count(self._fields) == count and all(type(name) is str for name in self._fields):
-            letters.fields = self._fields
+        letters = Letters(keys=keys, timestamps=timestamps)
+        first = fields[0]
+        if first and fields.count(first) == count and all(type(name) is str for name in first):
+            letters.fields = first
             letters.values = list(map(list, zip(*values, strict=True)))
         else:
             letters.values = [
                 value if names is None else dict(zip(names, value, strict=True))
                 for names, value in zip(fields, values, strict=True)
             ]
-        if chunk is not None:
-            letters.positions = [chunk.positions[index] for index in indices]
-            if chunk.partitions is not None:
-                letters.partitions = [chunk.partitions[index] for index in indices]
-            if chunk.raw is not None and keeps_raw:
-                letters.raw = [(chunk.raw[index].key(), chunk.raw[index].value()) for index in indices]
+        if chunk is None:
+            letters.partitions, letters.positions = [partition] * count, [-1] * count
+            return letters
+
+        def of_senders(column: Sequence[Any]) -> list[Any]:
+            return [column[index] for index in indices]
+
+        letters.positions = of_senders(chunk.positions)
+        letters.partitions = [partition] * count if chunk.partitions is None else of_senders(chunk.partitions)
+        if chunk.headers is not None:
+            letters.headers = of_senders(chunk.headers)
+        if chunk.raw is not None and keeps_raw:
+            letters.raw = [(one.key(), one.value()) for one in of_senders(chunk.raw)]
         return letters
 
 
@@ -99,7 +121,6 @@ class Letters(msgspec.Struct):
     """
 
     keys: list[Any] = []
-    routes: list[bytes] = []
     values: list[Any] = []
     """With `fields`, on the way, a list for each of them; else the values, some of them packed. On arrival the values."""
     fields: tuple[str, ...] | None = None
@@ -119,7 +140,6 @@ class Letters(msgspec.Struct):
                 values=self.values[start:end],
                 timestamps=self.timestamps[start:end],  # type: ignore[arg-type]
                 positions=self.positions[start:end],
-                routes=self.routes[start:end],  # type: ignore[arg-type]
                 headers=None if self.headers is None else self.headers[start:end],
                 partitions=self.partitions[start:end],
                 raw=None if self.raw is None else [_Raw(*one) for one in self.raw[start:end]],
@@ -138,17 +158,18 @@ class Letters(msgspec.Struct):
         if packed:
             values = [value.data if type(value) is _Packed else value for value in values]
         numbers = [array("q", column).tobytes() for column in (self.timestamps, self.partitions, self.positions)]
-        return marshal.dumps((self.keys, self.routes, values, self.fields, packed, numbers, self.headers, self.raw))
+        everything = (self.keys, values, self.fields, packed, numbers, self.headers, self.raw)
+        return marshal.dumps(everything, _WITHOUT_REFERENCES)
 
 
 def _arrived(data: bytes) -> Letters:
-    keys, routes, values, fields, packed, numbers, headers, raw = marshal.loads(data)
+    keys, values, fields, packed, numbers, headers, raw = marshal.loads(data)
     if fields is not None:
         values = dicts(dict(zip(fields, values, strict=True)), len(keys))
     for index in packed:
         values[index] = pickle.loads(values[index])
     timestamps, partitions, positions = (array("q", column).tolist() for column in numbers)
-    return Letters(keys, routes, values, None, timestamps, headers, partitions, positions, raw)
+    return Letters(keys, values, None, timestamps, headers, partitions, positions, raw)
 
 
 def in_order(several: Iterable[Letters]) -> Letters:
@@ -164,7 +185,6 @@ def in_order(several: Iterable[Letters]) -> Letters:
     raw = column("raw")
     return Letters(
         keys=column("keys"),
-        routes=column("routes"),
         values=column("values"),
         timestamps=column("timestamps"),
         headers=column("headers"),

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from zlib import crc32
 
 from holdfast.errors import FixTheRecord, MissingKey, UnsupportedValue
 from holdfast.failpoints import reach
@@ -24,7 +23,7 @@ from holdfast.plan.record import Chunk, Headers, Place, Raw, Record, shown_key
 from holdfast.plan.schema import to_ddl
 from holdfast.plan.sinks import Encoder, Sink
 from holdfast.plan.steps import Ending, Fire, compiled
-from holdfast.runtime.exchange import Parcel, Post
+from holdfast.runtime.exchange import Parcel, Post, sender
 from holdfast.runtime.job import Job, Receipt
 from holdfast.state.cell import Clock
 from holdfast.state.documents import Documents, State, rollback
@@ -56,11 +55,12 @@ class Processing:
         self.headers: Headers | None = None
         self.step = "source"
         self.place: Place | None = None
+        self.index = 0
+        """Which record of the chunk this is, or which call of those without a record."""
         self.sent: dict[int, list[Parcel]] = {}
         """By partition of the next level: what goes there."""
         self._route: bytes | None = None
         self._chunk: Chunk | None = None
-        self._index = 0
         self._program = program
         self._stage: Stage = program.stage_of(partition)
         self._stages = {stage.index: stage for stage in program.stages}
@@ -70,8 +70,6 @@ class Processing:
         self._undo: list[Any] = []
         self._posts: dict[int, Post] = {}
         """By target: what some records have sent."""
-        self._posted: list[Post] = []
-        """Where the current record has put something."""
         self._fires: dict[str, Fire] = {}
         self._endings: list[Ending] = []
         timed = self._stage.timed_stores
@@ -111,20 +109,7 @@ class Processing:
         return self._encoders[sink.id]
 
     def forwarder(self, stage: int) -> Callable[[Any, Any], None]:
-        to = self._stages[stage]
-        first, partitions = to.first, to.partitions
-        posts, posted = self._posts, self._posted
-
-        def forward(key: Any, value: Any) -> None:
-            route = encode_key(key)
-            target = first + crc32(route) % partitions  # as `partition_of`: this is the hot path
-            post = posts.get(target)
-            if post is None:
-                post = posts[target] = Post()
-            post.put(key, route, value, self.timestamp, self.headers, self._index)
-            posted.append(post)
-
-        return forward
+        return sender([self._posts.setdefault(target, Post()) for target in self._stages[stage].range], self)
 
     def saw(self, timestamp: int) -> None:
         """An event time that moves the watermark."""
@@ -174,7 +159,6 @@ class Processing:
         encoders = tuple(self._encoders.values())
         before = [len(encoder) for encoder in encoders]
         emitted: list[int] = []
-        posted = self._posted
         self._chunk = chunk
         self.timestamp, self.headers = self.time_ms, None
         if is_first and chunk.values:
@@ -182,7 +166,7 @@ class Processing:
             if self._program.watermark is not None and not self._program.sets_timestamps:
                 self._see(chunk)
         for index, (self.key, self._route, value) in enumerate(zip(chunk.keys, routes, chunk.values, strict=True)):
-            self._index = index
+            self.index = index
             if timestamps is not None:
                 time = timestamps[index]
                 self.timestamp = self.time_ms if time is None else time
@@ -202,8 +186,6 @@ class Processing:
                 self._failed(error, chunk, index)
             else:
                 undo.clear()
-                if posted:
-                    posted.clear()
         if is_first:
             self._rows += len(chunk.values)
         self._was_quiet = chunk.is_quiet and self._was_quiet is not False
@@ -245,6 +227,7 @@ class Processing:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """A call that belongs to no record: it happens as a whole or leaves no trace."""
+        self.index += 1
         encoders = tuple(self._encoders.values())
         emitted = [len(encoder) for encoder in encoders]
         try:
@@ -256,13 +239,12 @@ class Processing:
             self._failed_call(error)
         else:
             self._undo.clear()
-            self._posted.clear()
 
     def _take_back(self, encoders: tuple[Encoder, ...], emitted: list[int]) -> None:
         """Undo what a record did to state, output and later stages."""
         rollback(self._undo)
-        while self._posted:
-            self._posted.pop().drop_last()
+        for post in self._posts.values():
+            post.take_back(self.index)
         for encoder, length in zip(encoders, emitted, strict=True):
             encoder.truncate(length)
 
@@ -273,13 +255,12 @@ class Processing:
                 encoder.truncate(length)
         chunk, keeps_raw = self._chunk, self._program.dead_letters is not None
         for target, post in self._posts.items():
-            if not post:  # its only record has failed
+            if not post.flat:
                 continue
             parcels = self.sent.setdefault(target, [])
             letters = post.letters(chunk, self._partition, keeps_raw=keeps_raw)
             origin = 0 if chunk is None else chunk.origin
             parcels.append(Parcel(self._partition, self._attempt, len(parcels), is_quiet, origin, letters))
-        self._posts.clear()
         self._make_room()
 
     def _see(self, chunk: Chunk) -> None:

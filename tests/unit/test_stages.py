@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from holdfast.log.recipe import Recipe
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import program_of
 from holdfast.plan.record import Chunk
-from holdfast.runtime.exchange import Inbox, Letters, LostMailError, Outcome, Parcel, Post, Waybill, gathered
+from holdfast.runtime.exchange import Inbox, Letters, LostMailError, Outcome, Parcel, Post, Waybill, gathered, sender
 from holdfast.runtime.job import Job, Receipt
 from holdfast.runtime.task import run_task
 from holdfast.sources.iterable import IterableSource
@@ -248,8 +249,10 @@ def test_a_mistake_is_reported_by_the_call_that_makes_it(build: Callable[[Any], 
 
 def letters_of(*values: Any, position: int = 0) -> Letters:
     post = Post()
-    for index, value in enumerate(values):
-        post.put(1, b"i1", value, 0, None, index)
+    record = SimpleNamespace(timestamp=0, index=0)
+    send = sender([post], record)
+    for record.index, value in enumerate(values):
+        send(1, value)
     return post.letters(Chunk([], [], None, [position] * len(values)), 0, keeps_raw=False)
 
 
