@@ -7,12 +7,12 @@ Writes what it has measured to build/checkpoint-size.csv, for the plot of the be
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rig import Rig
 
 from holdfast.log.storage import LocalStorage
 from holdfast.stores.slots import LocalStores
@@ -23,13 +23,6 @@ FACTOR = 8
 """Two snapshots, what was written since the older one, and a third snapshot before the first goes."""
 
 
-@pytest.fixture(autouse=True)
-def _the_rig_is_found() -> Iterator[None]:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-    yield
-    sys.path.pop(0)
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
     memory = Path("/dev/shm")
@@ -38,8 +31,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_two_thousand_small_batches_leave_a_checkpoint_of_constant_size(home: Path) -> None:
-    from rig import Rig
-
     rig = Rig(
         LocalStorage(home / "checkpoint", durable=False),
         LocalStores(home / "local"),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from damage import KINDS, Damage, deleted, truncated
 from inprocess import Machine, run_batch
 from life import Life, run_to_end
 from msgspec.structs import replace
@@ -25,25 +25,7 @@ from holdfast.log import paths
 
 VERSIONS = 12  # more than a recipe carries
 
-Damage = Callable[[Path, random.Random], None]
-
-
-def truncated(path: Path, choice: random.Random) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[: choice.randrange(len(data))])
-
-
-def bit_flipped(path: Path, choice: random.Random) -> None:
-    data = bytearray(path.read_bytes())
-    data[choice.randrange(len(data))] ^= 1 << choice.randrange(8)
-    path.write_bytes(data)
-
-
-def deleted(path: Path, choice: random.Random) -> None:
-    path.unlink()
-
-
-any_damage = pytest.mark.parametrize("damage", [truncated, bit_flipped, deleted])
+any_damage = pytest.mark.parametrize("damage", KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +202,7 @@ def test_sparks_checkpoint_of_an_iterable_may_be_damaged_or_gone(tmp_path: Path,
     left = [path for path in spark.rglob("*") if path.is_file() and path.stat().st_size]
     assert left
     for path in left:
-        choice.choice([truncated, bit_flipped, deleted])(path, choice)
+        choice.choice(KINDS)(path, choice)
     count = taken(tmp_path) + 2 * BATCH
     run_to_end(tmp_path, "--orders", count)
     check_exact(tmp_path, count)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from disks import NoMount, full, small_disk
 from inprocess import Machine
 from life import Life, run_to_end
 from program import BATCH, application
@@ -19,37 +20,16 @@ from truth import chain, check_exact, fold, state, taken
 from holdfast.errors import StorageFull, StorageReadOnly
 
 MEGABYTES = 24
-PAGE = 4096
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small disk of its own."""
-    home = tmp_path / "disk"
-    home.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={MEGABYTES}m", "tmpfs", home], capture_output=True, text=True, check=False
-    )
-    if mount.returncode:
-        pytest.skip(f"mounting a small disk is not permitted: {mount.stderr.strip()}")
-    yield home
-    subprocess.run(["umount", "--lazy", home], check=True)
-
-
-@contextmanager
-def full(disk: Path, spare_pages: int = 0) -> Iterator[None]:
-    """The disk with no space left but a few pages."""
-    ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"\0" * PAGE)
-        except OSError:
-            file.truncate(max(0, file.tell() - spare_pages * PAGE))
     try:
-        yield
-    finally:
-        ballast.unlink()
+        with small_disk(tmp_path / "disk", MEGABYTES) as home:
+            yield home
+    except NoMount as reason:
+        pytest.skip(f"mounting a small disk is not permitted: {reason}")
 
 
 @contextmanager

@@ -1,18 +1,14 @@
-"""The fault tests. Their processes and their chance are those of tests/crash, the program is their own."""
+"""The fault tests. Their program is their own."""
 
 from __future__ import annotations
 
 import gc
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "crash"))
-
 from chance import choice
 
 __all__ = ["choice"]

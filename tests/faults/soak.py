@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "crash"))
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from disks import NoMount, full, small_disk

@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from damage import KINDS, Damage, deleted
 from machine import NAME, Machine, run_batch
 from orders import fold
 
@@ -26,23 +26,6 @@ BATCHES = 10
 EVERY, KEEP = 3, 2
 MOST = 9
 """Files of a class that are damaged, chosen at random."""
-
-Damage = Callable[[Path, random.Random], None]
-
-
-def truncated(path: Path, choice: random.Random) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[: choice.randrange(len(data))])
-
-
-def changed(path: Path, choice: random.Random) -> None:
-    data = bytearray(path.read_bytes())
-    data[choice.randrange(len(data))] ^= 1 << choice.randrange(8)
-    path.write_bytes(data)
-
-
-def removed(path: Path, choice: random.Random) -> None:
-    path.unlink()
 
 
 @pytest.fixture
@@ -69,12 +52,12 @@ def outcomes(ready: Machine, home: Path, files: list[Path], choice: random.Rando
     """What became of each of `files` of the machine being damaged; 'found' counts those that verification names."""
     counted: Counter[str] = Counter()
     for number, file in enumerate(choice.sample(files, min(MOST, len(files)))):
-        damage: Damage = choice.choice([truncated, changed, removed])
+        damage: Damage = choice.choice(KINDS)
         place = home.with_name(f"damaged-{number}")
         shutil.copytree(home, place)
         victim = place / file
         whole = victim.read_bytes()
-        if not whole and damage is not removed:
+        if not whole and damage is not deleted:
             continue
         if not keeps_disk:
             shutil.rmtree(place / NAME / "local")

@@ -55,6 +55,13 @@ class Zombie:
         assert not self._thread.is_alive()
 
 
+def started(machine: Machine, *, batches: int) -> Driver:
+    driver = machine.start()
+    for _ in range(batches):
+        run_batch(driver)
+    return driver
+
+
 def next_job(driver: Driver) -> Job:
     """What the driver will run next, for an attempt that is overtaken."""
     assert driver.head.position is not None
@@ -76,9 +83,7 @@ def receipt_of(outcomes: Any) -> Receipt:
 @pytest.mark.parametrize("point", ["task.restored", "task.processed", "task.delta.durable"])
 def test_a_task_that_ends_after_its_successor_leaves_nothing_but_garbage(home: Path, point: str) -> None:
     machine = Machine(home, every=3)
-    driver = machine.start()
-    for _ in range(4):
-        run_batch(driver)
+    driver = started(machine, batches=4)
     zombie = Zombie(point, attempt_of(machine, next_job(driver)))
     with zombie.asleep():
         run_batch(driver)
@@ -94,9 +99,7 @@ def test_a_task_that_ends_after_its_successor_leaves_nothing_but_garbage(home: P
 
 def test_a_task_of_a_version_long_ago_finds_its_store_ahead_and_leaves_it_alone(home: Path) -> None:
     machine = Machine(home, every=50)
-    driver = machine.start()
-    for _ in range(5):
-        run_batch(driver)
+    driver = started(machine, batches=5)
     failure = receipt_of(attempt_of(machine, machine.jobs[1])()).failure
     assert failure is not None
     with pytest.raises(ZombieTask, match="a newer run owns the partition"):
@@ -108,9 +111,7 @@ def test_a_task_of_a_version_long_ago_finds_its_store_ahead_and_leaves_it_alone(
 
 def test_a_task_of_a_version_long_ago_on_another_disk_leaves_nothing_but_garbage(home: Path) -> None:
     machine = Machine(home, every=50)
-    driver = machine.start()
-    for _ in range(5):
-        run_batch(driver)
+    driver = started(machine, batches=5)
     machine.runner.stores = LocalStores(home / "another disk")
     late = receipt_of(attempt_of(machine, machine.jobs[1])())
     machine.runner.stores = LocalStores(machine.local)
@@ -122,9 +123,7 @@ def test_a_task_of_a_version_long_ago_on_another_disk_leaves_nothing_but_garbage
 def test_a_late_copy_takes_the_place_of_its_successors_and_only_a_snapshot_is_missed(home: Path) -> None:
     machine = Machine(home, every=3)
     uploads: list[Any] = []
-    driver = machine.start()
-    for _ in range(3):
-        run_batch(driver)
+    driver = started(machine, batches=3)
     driver._snapshots._start = uploads.append  # type: ignore[union-attr, assignment]
     zombie = Zombie("task.restored", attempt_of(machine, next_job(driver)))
     with zombie.asleep():
@@ -140,9 +139,7 @@ def test_a_late_copy_takes_the_place_of_its_successors_and_only_a_snapshot_is_mi
 def test_an_upload_that_ends_after_newer_snapshots_changes_nothing(home: Path, point: str) -> None:
     machine = Machine(home, every=3)
     uploads: list[Any] = []
-    driver = machine.start()
-    for _ in range(3):
-        run_batch(driver)
+    driver = started(machine, batches=3)
     driver._snapshots._start = uploads.append  # type: ignore[union-attr, assignment]
     run_batch(driver)
     zombie = Zombie(point, uploads.pop())

@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from damage import KINDS, Damage, deleted
 from msgspec.structs import replace
 
 from holdfast import RocksDBOptions, State, cli
@@ -275,26 +276,9 @@ def test_nothing_is_wrong_with_a_whole_checkpoint(call: Call, ready: Path) -> No
     assert found["read"]["files"] == sum(len(list((ready / prefix).glob("*"))) for prefix in paths.CLASSES.values())
 
 
-def truncated(path: Path, choice: random.Random) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[: choice.randrange(len(data))])
-
-
-def bit_flipped(path: Path, choice: random.Random) -> None:
-    data = bytearray(path.read_bytes())
-    data[choice.randrange(len(data))] ^= 1 << choice.randrange(8)
-    path.write_bytes(data)
-
-
-def deleted(path: Path, choice: random.Random) -> None:
-    path.unlink()
-
-
-@pytest.mark.parametrize("damage", [truncated, bit_flipped, deleted])
+@pytest.mark.parametrize("damage", KINDS)
 @pytest.mark.parametrize("prefix", [paths.COMMITS, paths.DELTAS, paths.OUTBOX, paths.DELIVERED])
-def test_every_damaged_file_is_named(
-    call: Call, checkpoint: Path, prefix: str, damage: Callable[[Path, random.Random], None]
-) -> None:
+def test_every_damaged_file_is_named(call: Call, checkpoint: Path, prefix: str, damage: Damage) -> None:
     seed = random.randrange(2**32)
     choice = random.Random(seed)
     for path in sorted((checkpoint / prefix).iterdir()):

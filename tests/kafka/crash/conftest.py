@@ -1,15 +1,11 @@
-"""The crash tests with a broker. Their processes and their chance are those of tests/crash, the program is their own."""
+"""The crash tests with a broker. Their program is their own."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from broker import Broker
-
-sys.path.append(str(Path(__file__).parents[2] / "crash"))
-
 from chance import choice
 from stage import Stage
 

@@ -1,0 +1,27 @@
+"""What can happen to a file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+Damage = Callable[[Path, random.Random], None]
+
+
+def truncated(path: Path, choice: random.Random) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: choice.randrange(len(data))])
+
+
+def bit_flipped(path: Path, choice: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[choice.randrange(len(data))] ^= 1 << choice.randrange(8)
+    path.write_bytes(data)
+
+
+def deleted(path: Path, choice: random.Random) -> None:
+    path.unlink()
+
+
+KINDS: list[Damage] = [truncated, bit_flipped, deleted]
