@@ -357,8 +357,8 @@ def snapshot_what_is_not_committed(patch: pytest.MonkeyPatch) -> None:
 
     make = World.__init__
 
-    def noted(self: Any, seed: int, kind: Any) -> None:
-        make(self, seed, kind)
+    def noted(self: Any, *given: Any) -> None:
+        make(self, *given)
         CURRENT[:] = [self]
 
     patch.setattr(World, "__init__", noted)
