@@ -37,6 +37,7 @@ class Cluster:
         return {
             "spark.master": self.url,
             "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.executor.cores": "2",
             "spark.executorEnv.PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",

@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from damage import KINDS, Damage, deleted, truncated
+from damage import KINDS, Damage, deleted
 from inprocess import Machine, run_batch
 from life import Life, run_to_end
 from msgspec.structs import replace
-from program import BATCH, NAME, inbox
-from truth import chain, check_exact, fold, put_orders, state, taken
+from program import BATCH, NAME
+from truth import chain, check_exact, fold, state, taken
 
 from holdfast.errors import Damaged, ForeignTarget, FutureFormat
 from holdfast.log import manifest as manifests
@@ -206,31 +206,3 @@ def test_sparks_checkpoint_of_an_iterable_may_be_damaged_or_gone(tmp_path: Path,
     count = taken(tmp_path) + 2 * BATCH
     run_to_end(tmp_path, "--orders", count)
     check_exact(tmp_path, count)
-
-
-def test_sparks_checkpoint_of_a_spark_source_is_missed_by_name(tmp_path: Path, choice: random.Random) -> None:
-    put_orders(inbox(tmp_path), files=3)
-    run_to_end(tmp_path, "--files")
-    check_exact(tmp_path, 3 * BATCH)
-    put_orders(inbox(tmp_path), files=4)
-    spark = tmp_path / NAME / "checkpoint" / paths.SPARK
-    kept = shutil.copytree(spark, tmp_path / "kept")
-
-    shutil.rmtree(spark)
-    with Life(tmp_path, "--files") as life:
-        assert life.end() == 1
-        assert "holdfast.errors.SourceMismatch" in life.said()
-
-    shutil.rmtree(spark)
-    shutil.copytree(kept, spark)
-    for entry in (spark / "offsets").iterdir():
-        truncated(entry, choice)
-    with Life(tmp_path, "--files") as life:
-        assert life.end() == 1
-        assert "holdfast.errors.Damaged" in life.said()
-        assert str(spark) in life.said()
-
-    shutil.rmtree(spark)
-    kept.rename(spark)
-    run_to_end(tmp_path, "--files")
-    check_exact(tmp_path, 4 * BATCH)

@@ -6,6 +6,7 @@ runs the job again by itself.
 
 from __future__ import annotations
 
+import random
 import signal
 from pathlib import Path
 
@@ -38,13 +39,15 @@ def test_a_kill_of_a_worker_changes_nothing_that_anyone_can_see(point: str, tmp_
     check_exact(tmp_path, ORDERS)
 
 
-def test_a_spark_source_replays_what_was_not_committed_and_skips_what_was(tmp_path: Path) -> None:
-    put_orders(inbox(tmp_path), files=5)
-    for version, point in ((2, "commit.begin"), (3, "commit.done"), (4, "batch.done")):
+def test_a_spark_source_replays_what_was_not_committed_and_skips_what_was(
+    tmp_path: Path, choice: random.Random
+) -> None:
+    put_orders(inbox(tmp_path), files=4)
+    for version, point in ((2, "commit.begin"), (3, choice.choice(["commit.done", "batch.done"]))):
         code, said = run_armed(tmp_path, point, version, "--files")
         assert code == -signal.SIGKILL, said
     run_to_end(tmp_path, "--files")
-    check_exact(tmp_path, 5 * BATCH)
+    check_exact(tmp_path, 4 * BATCH)
 
 
 def test_three_stages_and_their_timers_bear_a_kill_of_the_driver_and_of_a_worker_in_each(tmp_path: Path) -> None:

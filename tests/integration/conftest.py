@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    session = build_session("tests", master="local[2]", warehouse=tmp_path_factory.mktemp("warehouse"))
+    session = build_session("tests", master="local[2]", warehouse=tmp_path_factory.mktemp("warehouse"), only_plans=True)
     yield session
     session.stop()
 

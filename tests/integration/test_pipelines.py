@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from damage import truncated
 
 from holdfast import Application, Persistence
-from holdfast.errors import ForeignTarget, InvalidPipeline, PlanMismatch, RunIsAlive, SourceMismatch
+from holdfast.errors import Damaged, ForeignTarget, InvalidPipeline, PlanMismatch, RunIsAlive, SourceMismatch
 from holdfast.testing import Crash
 
 if TYPE_CHECKING:
@@ -143,18 +146,32 @@ def test_a_batch_frame_is_not_a_streaming_source(spark: SparkSession, tmp_path: 
         app.from_spark(rows, key="timestamp")
 
 
-def test_a_lost_spark_checkpoint_of_a_spark_source_is_named(
+def test_sparks_checkpoint_of_a_spark_source_is_missed_by_name(
     spark: SparkSession, tmp_path: Path, json_files: Path
 ) -> None:
-    def run() -> None:
+    def run() -> dict[str, int]:
         app = Application("app", state_dir=tmp_path, spark=spark)
-        app.dataframe(app.from_files(json_files, format="json", schema=SCHEMA, key="user")).apply(total, stateful=True)
+        source = app.from_files(json_files, format="json", schema=SCHEMA, key="user", files_per_batch=1)
+        app.dataframe(source).apply(total, stateful=True)
         app.run(available_now=True)
+        return totals(app)
 
+    last = (json_files / "2.json").rename(tmp_path / "2.json")
     run()
-    (tmp_path / "app/checkpoint/spark").rename(tmp_path / "elsewhere")
+    last.rename(json_files / "2.json")
+    checkpoint, kept = tmp_path / "app/checkpoint/spark", tmp_path / "kept"
+    checkpoint.rename(kept)
     with pytest.raises(SourceMismatch, match="Spark's checkpoint was lost"):
         run()
+    shutil.rmtree(checkpoint)
+    shutil.copytree(kept, checkpoint)
+    for entry in (checkpoint / "offsets").iterdir():
+        truncated(entry, random.Random(1))
+    with pytest.raises(Damaged, match=str(checkpoint)):
+        run()
+    shutil.rmtree(checkpoint)
+    kept.rename(checkpoint)
+    assert run() == TOTALS
 
 
 def test_another_kind_of_source_cannot_go_on(spark: SparkSession, tmp_path: Path, json_files: Path) -> None:

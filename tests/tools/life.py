@@ -74,6 +74,10 @@ class Life:
         """Until this life has seen `count` commits that were not there when it began."""
         self.wait_for(lambda: commits(self.home) >= self._commits_before + count)
 
+    def wait_for_commits_from_now(self, count: int) -> None:
+        goal = commits(self.home) + count
+        self.wait_for(lambda: commits(self.home) >= goal)
+
     def descendants(self) -> Iterator[tuple[int, str]]:
         """(pid, command line) of the JVM, the Python daemon, its workers: whatever descends from the process."""
         for pid in self._session():
@@ -111,6 +115,12 @@ class Life:
         """SIGKILL, provably of a living process: a crash test that never crashed shows nothing."""
         self.process.kill()
         assert self.process.wait() == -signal.SIGKILL, f"ended before it could be killed:\n{self.said()}"
+
+    def kill_youngest(self, command: str) -> None:
+        """SIGKILL the youngest descendant with this in its command line; fails if there is none alive."""
+        found = sorted(pid for pid, line in self.descendants() if command in line)
+        assert found, f"no {command} to kill"
+        os.kill(found[-1], signal.SIGKILL)
 
     def end(self) -> int:
         """Its exit code, when it has ended by itself."""

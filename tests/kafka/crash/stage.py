@@ -32,11 +32,6 @@ class Stage(Scene):
     def commits(self) -> int:
         return life.commits(self._home)
 
-    def await_commits(self, one: Life, count: int) -> None:
-        """Until there are `count` more than now."""
-        goal = self.commits() + count
-        one.wait_for(lambda: self.commits() >= goal)
-
     def armed(self, point: str, version: int, number: signal.Signals = signal.SIGKILL) -> Armed:
         return Armed(self._home, point, version, number)
 
