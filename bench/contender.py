@@ -68,20 +68,26 @@ def never(key: str, name: str, state: Any) -> None:
 
 
 def holdfast_files(options: argparse.Namespace) -> Path:
-    from holdfast import Application
-
-    app = Application("bench", state_dir=options.work, partitions=2, loglevel="WARNING")
+    app, commits = application(options)
     source = app.from_files(options.input, format="parquet", schema=SCHEMA, key="user", files_per_batch=1)
     frame = app.dataframe(source).apply(running_total, stateful=True)
     for stage in range(1, options.stages):
         frame = frame.group_by(another_key, name=f"stage-{stage}").apply(running_total, stateful=True)
     app.run(available_now=True)
-    return options.work / "bench" / "checkpoint" / "commits"
+    return commits
+
+
+def application(options: argparse.Namespace, **more: Any) -> tuple[Any, Path]:
+    """An application that keeps all its commits, to be read, and takes snapshots only as often as it is told; its commits."""
+    from holdfast import Application, Persistence
+
+    checkpoint = options.work / "checkpoint"
+    place = Persistence(checkpoint, snapshot_every=options.snapshot_every, keep=10**6)
+    app = Application("bench", state_dir=options.work, persistence=place, partitions=2, loglevel="WARNING", **more)
+    return app, checkpoint / "commits"
 
 
 def holdfast_iterable(options: argparse.Namespace) -> Path:
-    from holdfast import Application, Persistence
-
     rows, keys, fill, waiting = options.rows, options.keys, options.fill, options.waiting
     total = fill + waiting + rows * options.batches
 
@@ -94,24 +100,16 @@ def holdfast_iterable(options: argparse.Namespace) -> Path:
         for n in range(rows * options.batches):
             yield {"user": f"user{int(chance() * keys)}", "amount": n}
 
-    checkpoint = options.work / "checkpoint"
-    app = Application(
-        "bench",
-        state_dir=options.work,
-        persistence=Persistence(checkpoint, snapshot_every=options.snapshot_every, keep=10**6),  # all commits are read
-        partitions=2,
-        max_batch_rows=rows,
-        loglevel="WARNING",
-    )
+    app, commits = application(options, max_batch_rows=rows)
     frame = app.dataframe(app.from_iterable(orders, key="user"))
     if waiting:
         frame.apply(total_or_wait, stateful=True, on_timer=never)
     else:
         frame.apply(running_total, stateful=True)
     app.run(count=total)  # or a last, empty batch would find out that there is no more
-    snapshots = len(list((checkpoint / "snapshots").glob("*.json")))
+    snapshots = len(list((commits.parent / "snapshots").glob("*.json")))
     assert (snapshots > 2) == (options.snapshot_every < 10**9), f"{snapshots} snapshots were taken"
-    return checkpoint / "commits"
+    return commits
 
 
 # -- Spark ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""On a cluster a state partition stays where its store is, and moves only when that place is lost."""
+"""On a cluster a state partition stays where its store is, and moves only when that place is lost; snapshots go on beside it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from conftest import HOSTS, Cluster
 
-from holdfast import Application
+from holdfast import Application, Persistence
+from holdfast.log.snapshot import newest_snapshot
 from holdfast.state.keys import encode_key, partition_of
 
 PARTITIONS = 6
@@ -36,9 +37,11 @@ def test_partitions_stay_put_and_only_those_of_a_killed_worker_move(cluster: Clu
             killed.append(HOSTS[0])
             cluster.kill(HOSTS[0])
 
+    place = Persistence(tmp_path / "checkpoint", snapshot_every=5)
     app = Application(
         "placed",
         state_dir=tmp_path / "state",
+        persistence=place,
         partitions=PARTITIONS,
         max_batch_rows=ROWS // BATCHES,
         spark_config=cluster.settings,
@@ -65,6 +68,8 @@ def test_partitions_stay_put_and_only_those_of_a_killed_worker_move(cluster: Clu
         expected[order["user"]] += order["amount"]
     assert {user: state["total"] for user, state in app.state().items()} == expected
     assert sorted(row["n"] for row in seen) == list(range(ROWS))
+    taken = newest_snapshot(place.storage)
+    assert taken is not None and taken.version > KILL_AFTER, "no snapshot was taken after a worker was lost"
 
 
 def places(rows: list[dict[str, Any]]) -> dict[int, set[str]]:
