@@ -355,7 +355,7 @@ class Documents:
         for key, known, before, value, after in (
             self._outcomes() if self._scratch is None else self._spilled(self._scratch)
         ):
-            if before != after:
+            if before is not None or after is not None:
                 index.move(key[len(self._prefix) :], before, after)
             if value is not None:
                 documents += not known

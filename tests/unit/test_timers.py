@@ -48,6 +48,12 @@ def head(of: Harness) -> Manifest:
     return found
 
 
+def is_due(of: Harness) -> bool:
+    """Whether a run would make a batch without input now."""
+    assert of._driver is not None
+    return of._driver.is_due()
+
+
 # -- event time ---------------------------------------------------------------------------------------------------------------
 
 
@@ -187,7 +193,31 @@ def test_a_timer_that_sets_itself_again_fires_once_per_batch() -> None:
     h.feed(("a", {"at": 1, "clock": "processing"}))
     for _ in range(4):
         h.run()
+        assert is_due(h), "a batch without input is run for it"
     assert h.values == ["t"] * 3
+
+
+@pytest.mark.parametrize("spills", [False, True])
+def test_a_timer_that_is_set_again_for_the_time_it_had_is_still_due(
+    spills: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processing, "SPILL_AFTER", 0 if spills else 1000)
+
+    def retry(key: Any, name: str, state: State) -> list[Any]:
+        tries = state.get("tries", 0) + 1
+        state.set("tries", tries)
+        if tries < 3:
+            state.set_timer(name, 1, clock="processing")
+        return [tries]
+
+    h = Harness(lambda sdf: sdf.apply(set_by_value, stateful=True, expand=True, metadata=True, on_timer=retry))
+    h.feed(("a", {"at": 1, "clock": "processing"}), ("b", {"at": 500, "clock": "processing"}))
+    h.run()
+    h.now_ms = 10
+    while is_due(h):
+        h.run()
+    assert h.values == [1, 2, 3]
+    assert head(h).partitions[0].due_ms == 500
 
 
 # -- both ---------------------------------------------------------------------------------------------------------------------
