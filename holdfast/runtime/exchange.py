@@ -30,6 +30,9 @@ from holdfast.state.keys import encode_key
 _WITHOUT_REFERENCES = 2
 """The version of marshal that does not look for objects that it has met before: that takes half of the time."""
 
+_NO_POSITION = -1
+"""Of what no record of the source has sent; less than any position."""
+
 
 class LostMailError(Exception):
     """What a task received is not what one attempt of each sender sent; or tasks saw different attempts of one."""
@@ -99,7 +102,7 @@ class Post:
                 for names, value in zip(fields, values, strict=True)
             ]
         if chunk is None:
-            letters.partitions, letters.positions = [partition] * count, [-1] * count
+            letters.partitions, letters.positions = [partition] * count, [_NO_POSITION] * count
             return letters
 
         def of_senders(column: Sequence[Any]) -> list[Any]:
@@ -173,10 +176,12 @@ def _arrived(data: bytes) -> Letters:
 
 
 def in_order(several: Iterable[Letters]) -> Letters:
-    """All of them as one, in the order of their positions."""
+    """All of them as one, in the order of their positions; what timers and the like have sent comes after it."""
     parts = list(several)
     positions = [position for letters in parts for position in letters.positions]
     order = sorted(range(len(positions)), key=positions.__getitem__)
+    without = positions.count(_NO_POSITION)
+    order = order[without:] + order[:without]
 
     def column(name: str) -> list[Any]:
         values = [value for letters in parts for value in getattr(letters, name) or [None] * len(letters.keys)]

@@ -93,6 +93,29 @@ def test_records_of_one_partition_keep_their_order_through_three_stages() -> Non
     assert sorted(values) == [n + 100 for n in range(40)]
 
 
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_records_come_before_timers_in_every_stage(is_ordered: bool) -> None:
+    """Of a source that is put in order by position, and of one where parcels alone give the order."""
+
+    def arm(value: str, state: State) -> list[str]:
+        state.set_timer("first", 1, clock="processing")
+        state.set_timer("second", 2, clock="processing")
+        return [value]
+
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        armed = sdf.apply(arm, stateful=True, expand=True, on_timer=lambda key, name, state: [name])
+        return armed.group_by(lambda value: 0, name="b").group_by(lambda value: 0, name="c")
+
+    harness = Harness(build)
+    harness._program.source.is_ordered = is_ordered
+    for batch in (1, 2):
+        harness.feed(("k", f"a{batch}"), ("k", f"b{batch}"))
+        harness.run()
+        harness.now_ms += 10
+    harness.run()
+    assert harness.values == ["a1", "b1", "a2", "b2", "first", "second"]
+
+
 def test_values_travel_as_they_are() -> None:
     class Order:
         def __init__(self, n: int) -> None:
