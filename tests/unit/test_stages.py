@@ -30,7 +30,7 @@ from holdfast.runtime.job import Job, Receipt
 from holdfast.runtime.task import run_task
 from holdfast.sources.iterable import IterableSource
 from holdfast.state.codecs import JsonCodec
-from holdfast.testing import Harness, MemoryStorage, MemoryStores, run
+from holdfast.testing import Harness, LocalRunner, MemoryStorage, MemoryStores, run
 
 KEYS = st.one_of(
     st.text(),
@@ -77,7 +77,23 @@ def test_none_is_not_a_key() -> None:
     assert "group_by" in str(caught.value.holdfast_place)  # type: ignore[attr-defined]
 
 
-def test_records_of_one_partition_keep_their_order_through_three_stages() -> None:
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_records_of_one_partition_keep_their_order_through_three_stages(
+    is_ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several parcels from each sender, the last one first: of a source that is put in order by position, and of one where the
+    numbers of the parcels alone give the order."""
+    monkeypatch.setattr("holdfast.sources.iterable.CHUNK", 7)
+    monkeypatch.setattr("holdfast.runtime.exchange.CHUNK", 3)
+    task, most = LocalRunner.task, 0
+
+    def backwards(self: LocalRunner, job: Job, partition: int, mail: list[Any]) -> Any:
+        nonlocal most
+        most = max([most, *(item.parcels for item in mail if isinstance(item, Waybill))])
+        return task(self, job, partition, mail[::-1])
+
+    monkeypatch.setattr(LocalRunner, "task", backwards)
+
     def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
         return (
             sdf.group_by(lambda n: n % 3, name="a", partitions=2)
@@ -86,7 +102,12 @@ def test_records_of_one_partition_keep_their_order_through_three_stages() -> Non
             .group_by(lambda n: 0, name="c", partitions=1)
         )
 
-    values = run(build, range(40)).values
+    harness = Harness(build)
+    harness._program.source.is_ordered = is_ordered
+    harness.feed(*range(40))
+    harness.run()
+    values = harness.values
+    assert most > 1
     for rest in range(6):
         mine = [n for n in values if n % 6 == rest]
         assert mine == sorted(mine)
