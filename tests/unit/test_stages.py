@@ -304,6 +304,10 @@ class Colour(enum.IntEnum):
     RED = 1
 
 
+class City(enum.StrEnum):
+    ROME = "rome"
+
+
 @dataclass
 class Point:
     x: int
@@ -326,6 +330,37 @@ def test_values_arrive_as_they_were_when_they_were_sent(chosen: list[int]) -> No
     (chunk,) = pickle.loads(pickle.dumps(letters)).chunks(is_quiet=False, origin=0)
     assert [repr(value) for value in chunk.values] == [expected[index] for index in chosen]
     assert [type(value) for value in chunk.values] == [type(kinds[index]) for index in chosen]
+
+
+class Id(bytes):
+    """Of a type that marshal knows and its own."""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [{Id(b"a"): 1}],
+        [{b"a": 1}, {Id(b"a"): 2}],
+        [{"rome": 1}, {City.ROME: 2}],
+        [{City.ROME: 1}, {"rome": 2}],
+        [{3: 1}, {True: 3}, {None: 4}, {b"b": 5}, {0.5: 6}],
+        [{("a", Id(b"a")): 1}],
+        [{Colour.RED: 1}, 7, {}, {"a": [1]}],
+    ],
+)  # fmt: skip
+def test_keys_of_dicts_arrive_as_they_are(sent: list[Any]) -> None:
+    (chunk,) = pickle.loads(pickle.dumps(letters_of(*sent))).chunks(is_quiet=False, origin=0)
+    assert chunk.values == sent
+    kinds = [[type(key) for key in value] if type(value) is dict else None for value in sent]
+    assert [[type(key) for key in value] if type(value) is dict else None for value in chunk.values] == kinds
+
+
+def test_keys_of_dicts_may_be_scalars_of_numpy() -> None:
+    np = pytest.importorskip("numpy")
+    sent = [{np.int64(3): 1}, {np.str_("a"): 2}, {"a": 3}]
+    for some in (sent, sent[:1], sent[1:], sent[:0:-1]):
+        (chunk,) = pickle.loads(pickle.dumps(letters_of(*some))).chunks(is_quiet=False, origin=0)
+        assert [repr(value) for value in chunk.values] == [repr(value) for value in some]
 
 
 def parcel(sender: int, number: int, attempt: str = "one") -> Parcel:
