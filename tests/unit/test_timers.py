@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -255,6 +256,48 @@ def test_a_key_may_have_several_timers(clock: str) -> None:
     at(h, 31)
     at(h, 32)
     assert h.values == [["a", "n2"], ["a", "n1"], ["a", "n0"]], "in the order of their times"
+
+
+def test_many_timers_of_a_key_cost_their_number_and_not_its_square() -> None:
+    def seconds(count: int) -> float:
+        h = Harness(timing)
+        h.feed(*(("a", {"at": n, "clock": "processing", "name": f"n{n}"}) for n in range(count)))
+        began = time.process_time()
+        h.run()
+        h.now_ms = count
+        h.run()
+        assert h.values == [["a", f"n{n}"] for n in range(count)]
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(12_000) < 40 * seconds(1_000)
+
+
+def test_a_record_that_fails_leaves_the_timers_of_its_key_as_they_were() -> None:
+    def change_and_fail(value: dict[str, Any], state: State) -> list[Any]:
+        if value["fails"]:
+            state.delete_timer("a")
+            state.set_timer("b", 900, clock="processing")
+            state.set_timer("c", 1, clock="processing")
+            raise ValueError("no")
+        for at, name in enumerate("ab"):
+            state.set_timer(name, at, clock="processing")
+        return []
+
+    h = Harness(
+        lambda sdf: sdf.apply(change_and_fail, stateful=True, expand=True, on_timer=tell),
+        on_processing_error=lambda error, record, logger: True,
+    )
+    h.feed(("k", {"fails": True}), ("k", {"fails": False}), ("k", {"fails": True}), ("other", {"fails": True}))
+    h.run()
+    h.feed(("k", {"fails": True}))
+    h.now_ms = 100
+    h.run()
+    assert h.values == [["k", "a"], ["k", "b"]]
+    h.now_ms = 1_000
+    h.run()
+    assert h.values == [["k", "a"], ["k", "b"]]
+    assert head(h).partitions[0].keys == 0
 
 
 def test_a_timer_may_drop_or_move_the_one_after_it() -> None:
