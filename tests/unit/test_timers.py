@@ -221,6 +221,35 @@ def test_a_timer_that_is_set_again_for_the_time_it_had_is_still_due(
     assert head(h).partitions[0].due_ms == 500
 
 
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_timer_that_fires_without_records_is_as_quiet_as_what_its_batch_reads(
+    is_staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a state is rebuilt, what is out already is not sent again, also by partitions that have nothing to read."""
+
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        return timing(sdf.group_by("to", partitions=3) if is_staged else sdf)
+
+    h = Harness(build, partitions=2)
+    quiet, asked = [True], []
+
+    def is_quiet(span: Any, lanes: slice) -> bool:
+        asked.append(list(range(4))[lanes])
+        return quiet[0]
+
+    monkeypatch.setattr(h._program.source, "is_ordered", False)
+    monkeypatch.setattr(h._program.source, "is_quiet", is_quiet, raising=False)
+    for now, is_last in ((10, False), (20, True)):
+        h.feed(("a", {"at": now + 1, "clock": "processing", "to": "a"}))
+        h.run()
+        asked.clear()
+        quiet[0] = not is_last
+        h.now_ms = now + 5
+        h.run()
+        assert (h.values == [["a", "t"]]) is is_last
+    assert asked == ([[0, 2], [1, 3]] + [[0, 1, 2, 3]] * 3 if is_staged else [[0, 2], [1, 3]])
+
+
 # -- both ---------------------------------------------------------------------------------------------------------------------
 
 CLOCKS = pytest.mark.parametrize("clock", ["event", "processing"])
