@@ -51,6 +51,8 @@ def test_a_generator_is_for_expand_only(sdf: StreamingDataFrame, verb: str) -> N
     with pytest.raises(InvalidPipeline, match=r"only apply\(expand=True\) takes one"):
         getattr(sdf, verb)(items)
     sdf.apply(items, expand=True)
+    sdf.flat_map(items)
+    sdf.flat_map("items", items)
 
 
 def nothing() -> None: ...

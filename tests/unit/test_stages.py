@@ -251,6 +251,19 @@ def test_stages_survive_a_restart_and_a_lost_disk() -> None:
     assert {key: found["n"] for key, found in harness.state("city").items()} == {f"c{n}": 3 for n in range(5)}
 
 
+def test_a_field_may_have_the_name_of_the_first_stage() -> None:
+    harness = run(
+        lambda sdf: sdf.update(count, stateful=True).group_by("source").apply(count, stateful=True),
+        [("x", {"source": n % 2}) for n in range(4)],
+    )
+    assert harness.values == [1, 1, 2, 2]
+    head = Chain(harness.storage).head()
+    assert head is not None
+    assert [(stage.name, stage.stores) for stage in head.stages] == [
+        ("source", ("default",)), ("group_by-source", ("group_by-source",)),
+    ]  # fmt: skip
+
+
 def test_another_plan_of_stages_is_refused() -> None:
     def two(sdf: StreamingDataFrame) -> StreamingDataFrame:
         return sdf.group_by("city").apply(count, stateful=True)
@@ -273,6 +286,8 @@ def test_another_plan_of_stages_is_refused() -> None:
         (lambda sdf: sdf.group_by(5), "field name or a function"),
         (lambda sdf: sdf.group_by("a", partitions=0), "positive"),
         (lambda sdf: sdf.group_by("a").group_by("a"), "a stage 'a' already"),
+        (lambda sdf: sdf.group_by("a", name="source"), "'source' is the first stage"),
+        (lambda sdf: sdf.key_by(str, name="source"), "'source' is the first stage"),
         (lambda sdf: sdf.key_by("a"), "takes a function"),
         (lambda sdf: sdf.concat(5), "frame of the same application"),
         (lambda sdf: sdf.concat(sdf.group_by("a")), "join them first"),

@@ -478,6 +478,21 @@ def test_the_options_of_the_watermark_are_checked(tmp_path: Any) -> None:
         Application("app", state_dir=tmp_path, watermark_delay=-1)
 
 
+def test_a_handler_may_yield_what_goes_on() -> None:
+    def several(key: Any, name: str, state: State) -> Any:
+        for n in range(3):
+            state.set("n", n)
+            yield [key, name, n]
+
+    h = Harness(lambda sdf: sdf.apply(set_by_value, stateful=True, expand=True, metadata=True, on_timer=several))
+    h.feed(("a", {"at": 1, "clock": "processing"}))
+    h.run()
+    h.now_ms = 5
+    h.run()
+    assert h.values == [["a", "t", n] for n in range(3)]
+    assert h.state().get("a") == {"n": 2}
+
+
 def test_two_steps_cannot_share_the_timers_of_a_store() -> None:
     def other(key: Any, name: str, state: State) -> None:
         """Another one."""
