@@ -144,7 +144,6 @@ def _write(frame: DataFrame, key: Any, initial: Mapping[Any, Any] | DataFrame, d
 
 def _encoded(initial: DataFrame, kind: str, to_key: Callable[[Any], bytes] | None) -> DataFrame:
     """The states of a DataFrame, encoded where its rows are."""
-
     first, *others = initial.columns
     whole = conversion(initial.drop(first).schema) or row_of
     codec = _codec
