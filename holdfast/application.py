@@ -372,8 +372,8 @@ class Application:
         recover
             If the checkpoint is lost and Kafka holds traces of the application: "changelog" takes state and position back from
             the changelog topics; "beginning" builds the state again from the first record that the topic still has, and
-            sends only what is not out yet; "nothing" begins anew. Without a word a run refuses to start then. With a
-            checkpoint it changes nothing.
+            sends only what is not out yet, as far as that can be told of timers (docs/kafka.md); "nothing" begins anew. Without a
+            word a run refuses to start then. With a checkpoint it changes nothing.
 
         Ctrl-C and SIGTERM let the batch in flight finish; any other end is safe too. A failing user function ends the run with
         its own exception, with the record's place attached as `holdfast_place`, and nothing of that batch is visible anywhere.

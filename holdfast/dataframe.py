@@ -14,7 +14,7 @@ from holdfast.kafka.topics import Topic
 from holdfast.plan.folding import Choosing, Folding, IsFor, is_there, value_of
 from holdfast.plan.functions import check_function
 from holdfast.plan.messages import MessageForm
-from holdfast.plan.pipeline import Pipeline, Stage, option
+from holdfast.plan.pipeline import FIRST, Pipeline, Stage, option
 from holdfast.plan.schema import arrow_schema
 from holdfast.plan.sinks import VERSION_COLUMN
 from holdfast.plan.steps import Call, Node, SetTimestamp
@@ -68,8 +68,8 @@ class StreamingDataFrame:
             The name of the store; steps that name the same store share it. If not given, `default` or, after a change of key,
             the name of that.
         on_timer
-            Called with `(key, name, state)` when a timer is due that was set with `State.set_timer`; it returns the values
-            that go on, or None.
+            Called with `(key, name, state)` when a timer is due that was set with `State.set_timer`; it returns or yields the
+            values that go on, or returns None.
 
         Guaranteed: the effect of a record on state and output happens exactly once. Not guaranteed: that `func` runs only
         once; a batch that was not committed is computed again, so anything else that it does may happen again.
@@ -114,8 +114,8 @@ class StreamingDataFrame:
         Parameters
         ----------
         name
-            Of the stage that begins here, and of its default store. By default the field's name; for a function a number, so
-            name it if the pipeline may change.
+            Of the stage that begins here, and of its default store. By default the field's name, or `group_by-source` if that
+            is `source`, which is the first stage; for a function a number, so name it if the pipeline may change.
         partitions
             State partitions of that stage; by default as many as the first one has.
 
@@ -134,7 +134,7 @@ class StreamingDataFrame:
         if function is None:
             raise InvalidPipeline("group_by() takes a field name or a function of the value")
         if name is None and isinstance(key, str):
-            name = key
+            name = f"group_by-{key}" if key == FIRST else key
         stage = self._pipeline.add_stage(self._stage, self._node, function, "group_by", name, partitions)
         return type(self)(self._pipeline, stage, stage.entry)
 
@@ -369,7 +369,7 @@ class StreamingDataFrame:
 
     def _named_call(self, verb: str, given: tuple[Any, ...], *, expand: bool = False) -> Self:
         label, function = _named(verb, given)
-        check_function(label, function, ["value"])
+        check_function(label, function, ["value"], yields=expand)
         return self._added(Call("apply", function, expand=expand, title=label))
 
     def _added(self, call: Call) -> Self:

@@ -67,7 +67,9 @@ class Persistence:
         """No place at all: for tests, and for programs that can begin anew each time. The fastest there is.
 
         Guaranteed: within a run everything is as exact as ever, also when a task or a worker is lost. Not guaranteed: anything
-        after the program has ended, however it has; state and checkpoint are gone, and all output of another run is new.
+        after the program has ended, however it has; state and checkpoint are gone, and all output of another run is new. They
+        are gone from memory and disk, too, when the program ends or nobody holds this object any more; only a program that is
+        killed leaves its directory, `holdfast-*` in /dev/shm or else in the temporary directory, for you to remove.
 
         >>> Persistence.none().is_lasting
         False

@@ -16,7 +16,7 @@ def check_function(what: str, function: Callable[..., Any], arguments: Sequence[
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidPipeline(f"{what}: the function is async; a plain function is needed")
     if inspect.isgeneratorfunction(function) and not yields:
-        raise InvalidPipeline(f"{what}: the function is a generator; only apply(expand=True) takes one")
+        raise InvalidPipeline(f"{what}: the function is a generator; only apply(expand=True) takes one, and flat_map()")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -19,6 +19,8 @@ from holdfast.sources.base import Source
 
 TargetFactory = Callable[[Any], Any]
 """From the run's context (runtime/context.py) to a `Target`."""
+FIRST = "source"
+"""The stage that reads the sources."""
 
 
 class Stage:
@@ -45,7 +47,7 @@ class Pipeline:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.stages = [Stage(0, "source")]
+        self.stages = [Stage(0, FIRST)]
         self._entries = {source.names[0]: self.stages[0].entry}
         """By name of a source: where its records come in."""
         self.targets: dict[str, TargetFactory | None] = {}
@@ -93,7 +95,7 @@ class Pipeline:
         if step.on_timer is not None:
             if not step.stateful:
                 raise InvalidPipeline(f"{step.verb}(on_timer=) needs stateful=True")
-            check_function(f"{step.verb}(on_timer=)", step.on_timer, ["key", "name", "state"])
+            check_function(f"{step.verb}(on_timer=)", step.on_timer, ["key", "name", "state"], yields=True)
             self._claim_timers(step.store, step.label)
         return _child(parent, step)
 
@@ -122,6 +124,8 @@ class Pipeline:
             raise InvalidPipeline(f"{verb}(partitions={partitions!r}): it is a positive number")
         index = len(self.stages)
         name = checked_name("stage", f"{verb}-{index}" if name is None else name)
+        if name == FIRST:
+            raise InvalidPipeline(f"{verb}(): {FIRST!r} is the first stage; give this one another name=")
         if name in {known.name for known in self.stages}:
             raise InvalidPipeline(f"{verb}(): there is a stage {name!r} already; give this one another name=")
         added = Stage(index, name, stage.index, partitions)

@@ -108,6 +108,14 @@ class Program(msgspec.Struct, frozen=True):
         """Whether positions of the source order all of its records, not only those of a partition."""
         return getattr(self.source, "is_ordered", False)
 
+    def is_quiet(self, span: Any, partition: int) -> bool:
+        """Whether a batch over `span` only rebuilds the state of a partition; of a later stage, if that is so everywhere."""
+        is_quiet = getattr(self.source, "is_quiet", None)
+        if is_quiet is None:
+            return False
+        reading = self.partitions
+        return bool(is_quiet(span, slice(partition, None, reading) if partition < reading else slice(None)))
+
     @property
     def all_partitions(self) -> int:
         return sum(stage.partitions for stage in self.stages)

@@ -14,6 +14,7 @@ import marshal
 import pickle
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -29,6 +30,10 @@ from holdfast.state.keys import encode_key
 
 _WITHOUT_REFERENCES = 2
 """The version of marshal that does not look for objects that it has met before: that takes half of the time."""
+
+_TEXT = frozenset((str,))
+_NO_POSITION = -1
+"""Of what no record of the source has sent; less than any position."""
 
 
 class LostMailError(Exception):
@@ -90,16 +95,16 @@ class Post:
         count = len(indices)
         letters = Letters(keys=keys, timestamps=timestamps)
         first = fields[0]
-        if first and fields.count(first) == count and all(type(name) is str for name in first):
+        if first and fields.count(first) == count and _TEXT.issuperset(map(type, chain.from_iterable(fields))):
             letters.fields = first
             letters.values = list(map(list, zip(*values, strict=True)))
         else:
             letters.values = [
-                value if names is None else dict(zip(names, value, strict=True))
+                value if names is None else _put_together(names, value)
                 for names, value in zip(fields, values, strict=True)
             ]
         if chunk is None:
-            letters.partitions, letters.positions = [partition] * count, [-1] * count
+            letters.partitions, letters.positions = [partition] * count, [_NO_POSITION] * count
             return letters
 
         def of_senders(column: Sequence[Any]) -> list[Any]:
@@ -148,18 +153,13 @@ class Letters(msgspec.Struct):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        try:
-            return _arrived, (self._in_one_piece(self.values),)
-        except ValueError:  # a dict has keys of some class, which marshal does not know
-            return _arrived, (self._in_one_piece([_pickled(value) for value in self.values]),)
-
-    def _in_one_piece(self, values: list[Any]) -> bytes:
+        values = self.values
         packed = [] if self.fields else [index for index, value in enumerate(values) if type(value) is _Packed]
         if packed:
             values = [value.data if type(value) is _Packed else value for value in values]
         numbers = [array("q", column).tobytes() for column in (self.timestamps, self.partitions, self.positions)]
         everything = (self.keys, values, self.fields, packed, numbers, self.headers, self.raw)
-        return marshal.dumps(everything, _WITHOUT_REFERENCES)
+        return _arrived, (marshal.dumps(everything, _WITHOUT_REFERENCES),)
 
 
 def _arrived(data: bytes) -> Letters:
@@ -173,10 +173,12 @@ def _arrived(data: bytes) -> Letters:
 
 
 def in_order(several: Iterable[Letters]) -> Letters:
-    """All of them as one, in the order of their positions."""
+    """All of them as one, in the order of their positions; what timers and the like have sent comes after it."""
     parts = list(several)
     positions = [position for letters in parts for position in letters.positions]
     order = sorted(range(len(positions)), key=positions.__getitem__)
+    without = positions.count(_NO_POSITION)
+    order = order[without:] + order[:without]
 
     def column(name: str) -> list[Any]:
         values = [value for letters in parts for value in getattr(letters, name) or [None] * len(letters.keys)]
@@ -203,9 +205,13 @@ class _Packed:
         self.data = data
 
 
+def _put_together(names: tuple[Any, ...], content: tuple[Any, ...]) -> dict[Any, Any] | _Packed:
+    """A dict of plain values again; packed if marshal would refuse its keys, or make bytes of them."""
+    value = dict(zip(names, content, strict=True))
+    return value if IMMUTABLE.issuperset(map(type, names)) else _pickled(value)
+
+
 def _pickled(value: Any) -> _Packed:
-    if type(value) is _Packed:
-        return value
     try:
         return _Packed(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
     except (pickle.PicklingError, AttributeError, TypeError):

@@ -91,7 +91,7 @@ class Processing:
         self._events: dict[int, int | None] = {}
         """By source: the latest event time."""
         self._was_quiet: bool | None = None
-        """Whether all records so far only rebuild the state."""
+        """Whether all records so far only rebuild the state; None: there were none."""
 
     # -- what the compiled steps use ---------------------------------------------------------------------------------
 
@@ -194,19 +194,22 @@ class Processing:
 
     def finish(self) -> None:
         """After the last record: what was gathered, and then what is due."""
+        is_quiet = self._was_quiet
+        if is_quiet is None:
+            is_quiet = self._program.is_quiet(self._job.span, self._partition)
         before = [len(encoder) for encoder in self._encoders.values()]
         for ending in self._endings:
             for route in ending.routes():
                 with self._alone():
                     ending.call(route)
-            self._after_some(before, is_quiet=self._was_quiet is True)
+            self._after_some(before, is_quiet=is_quiet)
         for store, documents in self._documents.items():
             for clock in CLOCKS:
                 limit = self._threshold(clock)
                 if limit is not None:
-                    self._fire(store, documents, clock, limit)
+                    self._fire(store, documents, clock, limit, is_quiet=is_quiet)
 
-    def _fire(self, store: str, documents: Documents, clock: Clock, limit: int) -> None:
+    def _fire(self, store: str, documents: Documents, clock: Clock, limit: int, *, is_quiet: bool) -> None:
         before = [len(encoder) for encoder in self._encoders.values()]
         fire = self._fires.get(store)
         for page in documents.due(clock, limit):
@@ -219,7 +222,7 @@ class Processing:
                 if fire is not None:
                     with self._alone():
                         fire(name)
-            self._after_some(before, is_quiet=self._was_quiet is True)
+            self._after_some(before, is_quiet=is_quiet)
 
     def _threshold(self, clock: Clock) -> int | None:
         return self.time_ms if clock == "processing" else self.watermark_ms

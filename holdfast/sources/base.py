@@ -46,7 +46,10 @@ class RangedSource(Source, Protocol):
         """Where a new application begins."""
 
     def propose(self, start: Position, rows: int) -> Position:
-        """How far a batch of at most `rows` rows that begins at `start` may go; `start` itself if there is nothing."""
+        """How far a batch of at most `rows` rows that begins at `start` may go; `start` itself if there is nothing.
+
+        It may be asked any number of times before there is a batch, and asking changes nothing.
+        """
 
     def count(self, span: Span) -> int:
         """How many records lie in `span`, at most."""
@@ -56,7 +59,8 @@ class RangedSource(Source, Protocol):
 
     def is_over(self, position: Position, proposed: Position | None = None) -> bool:
         """Whether nothing can ever come after `position`, as far as can be told without reading; or from having read, if it
-        should have been read to `proposed` and there was no more."""
+        should have been read to `proposed` and there was no more. Asked without `proposed` when a run begins, and after each
+        commit with it."""
 
     def read(self, partition: int, partitions: int, span: Span) -> Reading:
         """The records of `span` that belong to a state partition."""

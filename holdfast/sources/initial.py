@@ -21,6 +21,7 @@ from holdfast.log import paths
 from holdfast.log.manifest import new_id
 from holdfast.log.storage import sync_directory
 from holdfast.sources.arrow import map_in_arrow
+from holdfast.sources.spark import column_of
 from holdfast.state.cell import Cell
 from holdfast.state.group import GroupFunction
 from holdfast.state.keys import decode_key, encode_key
@@ -114,11 +115,10 @@ def _joined(frame: DataFrame, key: Any, directory: Path) -> tuple[DataFrame, Any
 def _key_column(frame: DataFrame, key: Any) -> tuple[str, Column | None]:
     """The type of `__group`, and what rows have there; None: the key is known when its function has run, and travels encoded."""
     from pyspark.sql import Column
-    from pyspark.sql import functions as F
 
     if not isinstance(key, str | Column):
         return "binary", None
-    column = F.col(f"`{key}`") if isinstance(key, str) else key
+    column = column_of(key)
     return frame.select(column).schema[0].dataType.simpleString(), column
 
 
@@ -144,8 +144,6 @@ def _write(frame: DataFrame, key: Any, initial: Mapping[Any, Any] | DataFrame, d
 
 def _encoded(initial: DataFrame, kind: str, to_key: Callable[[Any], bytes] | None) -> DataFrame:
     """The states of a DataFrame, encoded where its rows are."""
-    from pyspark.sql import functions as F
-
     first, *others = initial.columns
     whole = conversion(initial.drop(first).schema) or row_of
     codec = _codec
@@ -160,5 +158,5 @@ def _encoded(initial: DataFrame, kind: str, to_key: Callable[[Any], bytes] | Non
             yield pa.RecordBatch.from_arrays([groups, pa.array(states, pa.binary())], [GROUP, INITIAL])
 
     if to_key is None:
-        initial = initial.withColumn(first, F.col(f"`{first}`").cast(kind))
+        initial = initial.withColumn(first, column_of(first).cast(kind))
     return map_in_arrow(initial, encode, f"{GROUP} {kind}, {INITIAL} binary")

@@ -8,7 +8,6 @@ order between them. The keys of all must be spread over the partitions in the sa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from holdfast.log.manifest import Position
 from holdfast.plan.record import Chunk
@@ -23,9 +22,8 @@ class JoinedSource:
         self.names = tuple(name for member in members for name in member.names)
         self.name = ", ".join(self.names)
         self._members = members
-        self._proposed: list[Position] | None = None
         self._ended: set[int] = set()
-        """Members that gave less than was proposed: they have no more."""
+        """Members that in this run gave less than was proposed: they have no more."""
 
     def joined(self, other: RangedSource) -> JoinedSource:
         self._members[0].joined(other)  # says it if they do not fit
@@ -36,18 +34,16 @@ class JoinedSource:
 
     def propose(self, start: Position, rows: int) -> Position:
         starts: list[Position] = start["sources"]
-        if self._proposed is not None:
-            self._ended |= {index for index, end in enumerate(self._proposed) if starts[index] != end}
         available = [
             0 if index in self._ended else member.count(Span(at, member.propose(at, rows)))
             for index, (member, at) in enumerate(zip(self._members, starts, strict=True))
         ]
         shares = fair_shares(available, rows)
-        self._proposed = [
+        ends = [
             member.propose(at, share) if share else at
             for member, at, share in zip(self._members, starts, shares, strict=True)
         ]
-        return {"sources": self._proposed}
+        return {"sources": ends}
 
     def count(self, span: Span) -> int:
         return sum(member.count(part) for member, part in zip(self._members, _parts(span), strict=True))
@@ -57,10 +53,15 @@ class JoinedSource:
             member.until_now()
 
     def is_over(self, position: Position, proposed: Position | None = None) -> bool:
-        ends: list[Any] = [None] * len(self._members) if proposed is None else proposed["sources"]
+        """Also remembers, for `propose`, which members have come to their end; a run that begins forgets it."""
+        starts: list[Position] = position["sources"]
+        if proposed is None:
+            self._ended.clear()
+        else:
+            self._ended |= {index for index, end in enumerate(proposed["sources"]) if starts[index] != end}
         return all(
-            index in self._ended or member.is_over(at, end)
-            for index, (member, at, end) in enumerate(zip(self._members, position["sources"], ends, strict=True))
+            index in self._ended or member.is_over(at)
+            for index, (member, at) in enumerate(zip(self._members, starts, strict=True))
         )
 
     def read(self, partition: int, partitions: int, span: Span) -> JoinedReading:

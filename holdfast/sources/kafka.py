@@ -106,6 +106,13 @@ class KafkaSource:
 
     # -- in a task -----------------------------------------------------------------------------------------------------
 
+    def is_quiet(self, span: Span, lanes: slice) -> bool:
+        """Whether the state is being rebuilt and the output of all of `span` is out already, in these lanes."""
+        quiet = span.start.get("quiet")
+        if quiet is None:
+            return False
+        return all(end <= out for end, out in zip(span.end["offsets"][lanes], quiet[lanes], strict=True))
+
     def read(self, partition: int, partitions: int, span: Span) -> KafkaReading:
         return KafkaReading(self, partition, partitions, span)
 

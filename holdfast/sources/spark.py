@@ -80,11 +80,9 @@ class SparkSource:
         if self._key_of is not None:
             return _routed_by_function(rows, self._key_of, known)
         if self._key is None:
-            whole = F.xxhash64(
-                *(F.col(f"`{name}`") for name in self.frame.columns)
-            )  # the same if Spark computes it again
+            whole = F.xxhash64(*map(column_of, self.frame.columns))  # the same if Spark computes it again
             return rows.select(_route_to(F.pmod(whole, F.lit(partitions)), known).alias(ROUTE), "*")
-        key = _column(self._key)
+        key = column_of(self._key)
         letter = self._letter()
         text = key.cast("string").cast("binary") if letter == "i" else key.cast("binary")
         partition = F.coalesce(F.crc32(F.concat(F.lit(letter).cast("binary"), text)) % partitions, F.lit(0))
@@ -95,7 +93,7 @@ class SparkSource:
 
     def _letter(self) -> str:
         """What the encoding of the key column begins with."""
-        kind = self.frame.select(_column(self._key)).schema[0].dataType.simpleString()
+        kind = self.frame.select(column_of(self._key)).schema[0].dataType.simpleString()
         if kind not in _PLAIN_KEYS:
             raise InvalidPipeline(
                 f"a key column of type {kind} is not supported: use a string, binary or integer column, or a function of the row"
@@ -106,7 +104,7 @@ class SparkSource:
         """Event time in ms, from a timestamp column or an integer column of ms; null: none."""
         from pyspark.sql import functions as F
 
-        column = _column(self._time)
+        column = column_of(self._time)
         kind = self.frame.select(column).schema[0].dataType.simpleString()
         return F.unix_millis(column.cast("timestamp")) if kind.startswith("timestamp") else column.cast("bigint")
 
@@ -227,7 +225,8 @@ def _is_function(given: Any) -> bool:
     return callable(given) and not _is_column(given)
 
 
-def _column(given: Any) -> Any:
+def column_of(given: Any) -> Any:
+    """A column by its name, which may have dots and backticks in it; or the column itself."""
     from pyspark.sql import functions as F
 
-    return F.col(given) if isinstance(given, str) else given
+    return F.col("`" + given.replace("`", "``") + "`") if isinstance(given, str) else given

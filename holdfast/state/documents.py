@@ -167,6 +167,9 @@ class State:
         passes `at`, by "processing" the wall clock. Timers fire also while no input arrives. One that is past already fires at
         the end of this batch or in the next one.
 
+        The timers of a key are part of its document, which is read and written as a whole: a key may have thousands, and each
+        batch that touches the key then costs that much.
+
         >>> from holdfast.testing import Harness
         >>> def remember(value, key, timestamp, headers, state):
         ...     state.set_timer("quiet", timestamp + 1000)
@@ -198,32 +201,37 @@ class State:
             raise InvalidPipeline("a timer by event time needs a watermark: give the application watermark_delay=")
         if not -(2**63) <= due < 2**63:
             raise UnsupportedValue("the time of a timer is out of range")
-        others = [timer for timer in self._timers() if timer[0] != name]
-        self._put_timers([*others, (name, clock, due)])
+        timers = self._timers()
+        self._note_timer(name, timers.pop(name, _ABSENT))
+        timers[name] = (clock, due)
 
     def _drop_timer(self, name: str) -> None:
         timers = self._timers()
-        if any(timer[0] == name for timer in timers):
-            self._put_timers([timer for timer in timers if timer[0] != name])
+        if name in timers:
+            self._note_timer(name, timers.pop(name))
 
-    def _timers(self) -> list[Timer]:
-        return self._document.get(TIMERS) or []
+    def _timers(self) -> dict[str, tuple[Clock, int]]:
+        """The clock and due time of each, by name: so they are in memory from when they are first asked for."""
+        timers = self._document.get(TIMERS, ())
+        if type(timers) is not dict:
+            timers = self._document[TIMERS] = {name: (clock, due) for name, clock, due in timers}
+        return timers
 
-    def _put_timers(self, timers: list[Timer]) -> None:
-        self._note(TIMERS, self._document.pop(TIMERS, _ABSENT))
-        if timers:
-            self._document[TIMERS] = timers
+    def _note_timer(self, name: str, replaced: Any) -> None:
+        self._mark()
+        self._documents.undo.append((self._timers(), name, replaced))
 
     def _due_timers(self, clock: Clock, before: int) -> list[Timer]:
         """The timers that are due, in the order of their times."""
-        due = [timer for timer in self._timers() if timer[1] == clock and timer[2] < before]
+        due = [(name, by, at) for name, (by, at) in self._timers().items() if by == clock and at < before]
         return sorted(due, key=lambda timer: timer[2])
 
     def _take(self, timer: Timer) -> bool:
         """Remove a timer that is about to fire; whether it is still there, as one that fired before it may have changed it."""
-        if timer not in self._timers():
+        name, clock, due = timer
+        if self._timers().get(name) != (clock, due):
             return False
-        self._drop_timer(timer[0])
+        self._drop_timer(name)
         return True
 
     def _decoded(self, entry: Any, default: Any) -> Any:
@@ -281,7 +289,7 @@ class Documents:
         """By encoded key: what was asked for in this batch."""
         self.changed: list[State] = []
         self.undo = undo
-        """Of the current record, shared by all stores of the task: (document, sub-key, what it replaced)."""
+        """Of the current record, shared by all stores of the task: (document or its timers, name, what it replaced)."""
         self._store = store
         self._scratch: Store | None = None
         self._prefix = document_prefix(name)
@@ -355,7 +363,7 @@ class Documents:
         for key, known, before, value, after in (
             self._outcomes() if self._scratch is None else self._spilled(self._scratch)
         ):
-            if before != after:
+            if before is not None or after is not None:
                 index.move(key[len(self._prefix) :], before, after)
             if value is not None:
                 documents += not known
@@ -383,6 +391,7 @@ class Documents:
             if state._before is not None or TIMERS in document or _has_an_end(document):
                 document = {name: kept for name, kept in document.items() if not self._is_removable(kept)}
                 document.pop(DUES, None)
+                _list_timers(document)
                 after = dues_of(document)
                 if after is not None:
                     document[DUES] = after
@@ -430,6 +439,15 @@ def rollback(undo: list[Any]) -> None:
 
 
 _route_of = attrgetter("_route")
+
+
+def _list_timers(document: dict[str, Any]) -> None:
+    """Timers as they are on disk, from as they are in memory."""
+    timers = document.get(TIMERS)
+    if type(timers) is dict:
+        document[TIMERS] = [(name, clock, due) for name, (clock, due) in timers.items()]
+    if not timers:
+        document.pop(TIMERS, None)
 
 
 def _has_an_end(document: dict[str, Any]) -> bool:

@@ -43,6 +43,8 @@ class TimerIndex:
         self._store = store
         self._prefix = index_prefix(name)
         self._changes: dict[bytes, bytes | None] = {}
+        self._stays: dict[Clock, int] = {}
+        """By clock: the earliest place of a document that changed and has it still."""
 
     def due(self, clock: Clock, before: int) -> Iterator[list[Place]]:
         """What is due before a time, in its order, page by page."""
@@ -55,9 +57,11 @@ class TimerIndex:
         self._changes[self._key(*place)] = None
 
     def move(self, route: bytes, before: Dues | None, after: Dues | None) -> None:
-        """A document has another place now."""
+        """A document has changed, and with it perhaps its place."""
         for clock, old, new in zip(CLOCKS, before or (None, None), after or (None, None), strict=True):
             if old == new:
+                if new is not None:
+                    self._stays[clock] = min(new, self._stays.get(clock, new))
                 continue
             if old is not None:
                 self._changes.setdefault(self._key(clock, old, route), None)
@@ -68,13 +72,16 @@ class TimerIndex:
         return sorted(self._changes.items())
 
     def first(self, clock: Clock, after: int | None) -> int | None:
-        """The earliest time in the index after this batch, or an earlier one; `after`: what is earlier was looked at."""
+        """The earliest time in the index after this batch, or an earlier one; `after`: what is earlier was looked at, so it is
+        among the changes, also if it stays where it is."""
         start = self._prefix + _LETTERS[clock]
         found = [
             self._place(clock, key).due
             for key, value in self._changes.items()
             if value is not None and key.startswith(start)
         ]
+        if clock in self._stays:
+            found.append(self._stays[clock])
         scan = self._store.scan(start if after is None else start + _time(after), start + b"\xff" * 9)
         for passed, (key, _) in enumerate(scan):
             if self._changes.get(key, b"") is not None or passed == LOOK:

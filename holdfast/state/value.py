@@ -30,7 +30,7 @@ class StateCell:
 
     @property
     def timer(self) -> tuple[Clock, int] | None:
-        return next(((clock, due) for name, clock, due in self._state._timers() if name == TIMER), None)
+        return self._state._timers().get(TIMER)
 
     @property
     def time_ms(self) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast import Application, Persistence, RocksDBOptions, StreamingDataFrame
 from holdfast.errors import InvalidName, InvalidPipeline, UnknownOption
+from holdfast.sources.spark import SparkSource
 from holdfast.testing import Harness
 
 
@@ -51,6 +53,8 @@ def test_a_generator_is_for_expand_only(sdf: StreamingDataFrame, verb: str) -> N
     with pytest.raises(InvalidPipeline, match=r"only apply\(expand=True\) takes one"):
         getattr(sdf, verb)(items)
     sdf.apply(items, expand=True)
+    sdf.flat_map(items)
+    sdf.flat_map("items", items)
 
 
 def nothing() -> None: ...
@@ -357,3 +361,26 @@ def test_running_needs_a_step(app: Application) -> None:
 def test_the_harness_knows_its_failpoints() -> None:
     with pytest.raises(InvalidPipeline, match="no failpoint 'commit'"):
         Harness(lambda sdf: sdf.apply(one)).crash_at("commit")
+
+
+class RowsOf:
+    """A streaming DataFrame that only remembers what was selected."""
+
+    isStreaming = True  # noqa: N815  (Spark's name)
+
+    def __init__(self, *columns: str) -> None:
+        self.columns = list(columns)
+        self.selected: list[Any] = []
+
+    def select(self, column: Any) -> Any:
+        self.selected.append(column)
+        kind = SimpleNamespace(simpleString=lambda: "string")
+        return SimpleNamespace(schema=[SimpleNamespace(dataType=kind)])
+
+
+@pytest.mark.parametrize(("name", "asked"), [("user", "`user`"), ("a.b", "`a.b`"), ("a`b", "`a``b`")])
+def test_a_column_is_found_whatever_its_name(name: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.sql.functions.col", lambda name: name)
+    rows = RowsOf(name)
+    SparkSource(rows, name, None)  # type: ignore[arg-type]
+    assert rows.selected == [asked]

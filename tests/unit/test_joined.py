@@ -57,10 +57,12 @@ class Scene:
         self.driver.start()
 
     def run(self, rows: int = 1_000) -> int:
-        """One batch; how many records it had."""
+        """One batch, as a run makes it; how many records it had."""
         position = self.driver.head.position
         assert position is not None
-        manifest = self.driver.run_batch(Proposal(end=self.source.propose(position, rows)))
+        end = self.source.propose(position, rows)
+        manifest = self.driver.run_batch(Proposal(end=end))
+        self.source.is_over(manifest.position, end)
         return sum(commit.rows_in for commit in manifest.partitions)
 
 
@@ -152,6 +154,42 @@ def test_one_record_at_a_time_reaches_every_source() -> None:
         lambda one, other: one.concat(other).apply(dict), lambda: iter([record("a")]), lambda: iter([record("b")] * 2)
     )
     assert sum(scene.run(1) for _ in range(6)) == 3
+
+
+FUNCTIONS = (lambda: iter([record("a")] * 4), lambda: iter([record("b")] * 4))
+
+
+def test_asking_how_far_a_batch_may_go_changes_nothing() -> None:
+    scene = Scene(lambda one, other: one.concat(other).apply(dict), *FUNCTIONS)
+    start = scene.driver.head.position
+    first, second = scene.source.propose(start, 8), scene.source.propose(start, 8)
+    assert first == second == {"sources": [{"taken": 4}, {"taken": 4}]}
+    assert not scene.source.is_over(start)
+    assert scene.run(8) == 8
+
+
+def test_a_batch_that_failed_ends_no_source() -> None:
+    broken = [True]
+
+    def fail_once(value: Any) -> Any:
+        if broken.pop() if broken else False:
+            raise FixTheRecord("no")
+        return value
+
+    scene = Scene(lambda one, other: one.concat(other).apply(fail_once), *FUNCTIONS)
+    with pytest.raises(FixTheRecord):
+        scene.run(4)
+    assert [scene.run(4) for _ in range(3)] == [4, 4, 0]
+    assert scene.source.is_over(scene.driver.head.position, {"sources": [{"taken": 5}, {"taken": 5}]})
+
+
+def test_a_new_run_looks_again_for_records_of_a_function_that_had_ended() -> None:
+    source = JoinedSource(*(IterableSource(given, "key", None) for given in FUNCTIONS))
+    position = {"sources": [{"taken": 4}, {"taken": 4}]}
+    assert source.is_over(position, source.propose(position, 2))
+    assert source.propose(position, 2) == position
+    assert not source.is_over(position), "asked when a run begins"
+    assert source.propose(position, 2) == {"sources": [{"taken": 5}, {"taken": 5}]}
 
 
 def test_the_place_of_a_failing_record_names_its_source() -> None:

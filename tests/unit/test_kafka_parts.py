@@ -23,6 +23,7 @@ from holdfast.errors import (
 from holdfast.kafka import names
 from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, documents, encode_milestone, records
 from holdfast.kafka.cluster import TopicNeed
+from holdfast.kafka.connection import Connection
 from holdfast.kafka.cursors import Cursor
 from holdfast.kafka.publishing import Note, _is_out
 from holdfast.log.files import changes_of, read_table
@@ -36,8 +37,8 @@ from holdfast.runtime.exchange import Outcome
 from holdfast.runtime.job import Job
 from holdfast.runtime.restoring import RestoreLine
 from holdfast.runtime.task import run_task
-from holdfast.sources.base import fair_shares
-from holdfast.sources.kafka import check_same_topic
+from holdfast.sources.base import Span, fair_shares
+from holdfast.sources.kafka import KafkaSource, check_same_topic
 from holdfast.state.codecs import codec_for
 from holdfast.state.documents import document_prefix
 from holdfast.state.options import RocksDBOptions
@@ -293,6 +294,28 @@ def test_a_new_key_is_made_of_the_value() -> None:
     messages = encoder(new_key=lambda value: value[:1])
     messages.add(b"value", b"key", 0, None)
     assert messages.table().column("key").to_pylist() == [b"v"]
+
+
+# -- a rebuild -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("quiet", "ends", "partitions", "everywhere"),
+    [
+        (None, [9, 9, 9, 9], [False, False], False),
+        ([9, 9, 9, 9], [9, 8, 0, 9], [True, True], True),
+        ([9, 9, 9, 9], [9, 8, 10, 9], [False, True], False),
+        ([0, 9, 9, 9], [1, 10, 9, 9], [False, False], False),
+    ],
+)
+def test_a_range_is_quiet_if_all_its_output_is_out(
+    quiet: list[int] | None, ends: list[int], partitions: list[bool], everywhere: bool
+) -> None:
+    source = KafkaSource([], Connection("none"), "group", "earliest", "fail")
+    start = {"offsets": [0] * 4} if quiet is None else {"offsets": [0] * 4, "quiet": quiet}
+    span = Span(start, {"offsets": ends})
+    assert [source.is_quiet(span, slice(partition, None, 2)) for partition in range(2)] == partitions
+    assert source.is_quiet(span, slice(None)) is everywhere
 
 
 # -- a task ----------------------------------------------------------------------------------------------------------------

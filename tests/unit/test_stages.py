@@ -30,7 +30,7 @@ from holdfast.runtime.job import Job, Receipt
 from holdfast.runtime.task import run_task
 from holdfast.sources.iterable import IterableSource
 from holdfast.state.codecs import JsonCodec
-from holdfast.testing import Harness, MemoryStorage, MemoryStores, run
+from holdfast.testing import Harness, LocalRunner, MemoryStorage, MemoryStores, run
 
 KEYS = st.one_of(
     st.text(),
@@ -77,7 +77,23 @@ def test_none_is_not_a_key() -> None:
     assert "group_by" in str(caught.value.holdfast_place)  # type: ignore[attr-defined]
 
 
-def test_records_of_one_partition_keep_their_order_through_three_stages() -> None:
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_records_of_one_partition_keep_their_order_through_three_stages(
+    is_ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several parcels from each sender, the last one first: of a source that is put in order by position, and of one where the
+    numbers of the parcels alone give the order."""
+    monkeypatch.setattr("holdfast.sources.iterable.CHUNK", 7)
+    monkeypatch.setattr("holdfast.runtime.exchange.CHUNK", 3)
+    task, most = LocalRunner.task, 0
+
+    def backwards(self: LocalRunner, job: Job, partition: int, mail: list[Any]) -> Any:
+        nonlocal most
+        most = max([most, *(item.parcels for item in mail if isinstance(item, Waybill))])
+        return task(self, job, partition, mail[::-1])
+
+    monkeypatch.setattr(LocalRunner, "task", backwards)
+
     def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
         return (
             sdf.group_by(lambda n: n % 3, name="a", partitions=2)
@@ -86,11 +102,39 @@ def test_records_of_one_partition_keep_their_order_through_three_stages() -> Non
             .group_by(lambda n: 0, name="c", partitions=1)
         )
 
-    values = run(build, range(40)).values
+    harness = Harness(build)
+    harness._program.source.is_ordered = is_ordered
+    harness.feed(*range(40))
+    harness.run()
+    values = harness.values
+    assert most > 1
     for rest in range(6):
         mine = [n for n in values if n % 6 == rest]
         assert mine == sorted(mine)
     assert sorted(values) == [n + 100 for n in range(40)]
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_records_come_before_timers_in_every_stage(is_ordered: bool) -> None:
+    """Of a source that is put in order by position, and of one where parcels alone give the order."""
+
+    def arm(value: str, state: State) -> list[str]:
+        state.set_timer("first", 1, clock="processing")
+        state.set_timer("second", 2, clock="processing")
+        return [value]
+
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        armed = sdf.apply(arm, stateful=True, expand=True, on_timer=lambda key, name, state: [name])
+        return armed.group_by(lambda value: 0, name="b").group_by(lambda value: 0, name="c")
+
+    harness = Harness(build)
+    harness._program.source.is_ordered = is_ordered
+    for batch in (1, 2):
+        harness.feed(("k", f"a{batch}"), ("k", f"b{batch}"))
+        harness.run()
+        harness.now_ms += 10
+    harness.run()
+    assert harness.values == ["a1", "b1", "a2", "b2", "first", "second"]
 
 
 def test_values_travel_as_they_are() -> None:
@@ -207,6 +251,19 @@ def test_stages_survive_a_restart_and_a_lost_disk() -> None:
     assert {key: found["n"] for key, found in harness.state("city").items()} == {f"c{n}": 3 for n in range(5)}
 
 
+def test_a_field_may_have_the_name_of_the_first_stage() -> None:
+    harness = run(
+        lambda sdf: sdf.update(count, stateful=True).group_by("source").apply(count, stateful=True),
+        [("x", {"source": n % 2}) for n in range(4)],
+    )
+    assert harness.values == [1, 1, 2, 2]
+    head = Chain(harness.storage).head()
+    assert head is not None
+    assert [(stage.name, stage.stores) for stage in head.stages] == [
+        ("source", ("default",)), ("group_by-source", ("group_by-source",)),
+    ]  # fmt: skip
+
+
 def test_another_plan_of_stages_is_refused() -> None:
     def two(sdf: StreamingDataFrame) -> StreamingDataFrame:
         return sdf.group_by("city").apply(count, stateful=True)
@@ -229,6 +286,8 @@ def test_another_plan_of_stages_is_refused() -> None:
         (lambda sdf: sdf.group_by(5), "field name or a function"),
         (lambda sdf: sdf.group_by("a", partitions=0), "positive"),
         (lambda sdf: sdf.group_by("a").group_by("a"), "a stage 'a' already"),
+        (lambda sdf: sdf.group_by("a", name="source"), "'source' is the first stage"),
+        (lambda sdf: sdf.key_by(str, name="source"), "'source' is the first stage"),
         (lambda sdf: sdf.key_by("a"), "takes a function"),
         (lambda sdf: sdf.concat(5), "frame of the same application"),
         (lambda sdf: sdf.concat(sdf.group_by("a")), "join them first"),
@@ -260,6 +319,10 @@ class Colour(enum.IntEnum):
     RED = 1
 
 
+class City(enum.StrEnum):
+    ROME = "rome"
+
+
 @dataclass
 class Point:
     x: int
@@ -282,6 +345,37 @@ def test_values_arrive_as_they_were_when_they_were_sent(chosen: list[int]) -> No
     (chunk,) = pickle.loads(pickle.dumps(letters)).chunks(is_quiet=False, origin=0)
     assert [repr(value) for value in chunk.values] == [expected[index] for index in chosen]
     assert [type(value) for value in chunk.values] == [type(kinds[index]) for index in chosen]
+
+
+class Id(bytes):
+    """Of a type that marshal knows and its own."""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [{Id(b"a"): 1}],
+        [{b"a": 1}, {Id(b"a"): 2}],
+        [{"rome": 1}, {City.ROME: 2}],
+        [{City.ROME: 1}, {"rome": 2}],
+        [{3: 1}, {True: 3}, {None: 4}, {b"b": 5}, {0.5: 6}],
+        [{("a", Id(b"a")): 1}],
+        [{Colour.RED: 1}, 7, {}, {"a": [1]}],
+    ],
+)  # fmt: skip
+def test_keys_of_dicts_arrive_as_they_are(sent: list[Any]) -> None:
+    (chunk,) = pickle.loads(pickle.dumps(letters_of(*sent))).chunks(is_quiet=False, origin=0)
+    assert chunk.values == sent
+    kinds = [[type(key) for key in value] if type(value) is dict else None for value in sent]
+    assert [[type(key) for key in value] if type(value) is dict else None for value in chunk.values] == kinds
+
+
+def test_keys_of_dicts_may_be_scalars_of_numpy() -> None:
+    np = pytest.importorskip("numpy")
+    sent = [{np.int64(3): 1}, {np.str_("a"): 2}, {"a": 3}]
+    for some in (sent, sent[:1], sent[1:], sent[:0:-1]):
+        (chunk,) = pickle.loads(pickle.dumps(letters_of(*some))).chunks(is_quiet=False, origin=0)
+        assert [repr(value) for value in chunk.values] == [repr(value) for value in some]
 
 
 def parcel(sender: int, number: int, attempt: str = "one") -> Parcel:

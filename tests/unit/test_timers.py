@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -46,6 +47,12 @@ def head(of: Harness) -> Manifest:
     found = Chain(of.storage).head()
     assert found is not None
     return found
+
+
+def is_due(of: Harness) -> bool:
+    """Whether a run would make a batch without input now."""
+    assert of._driver is not None
+    return of._driver.is_due()
 
 
 # -- event time ---------------------------------------------------------------------------------------------------------------
@@ -187,7 +194,60 @@ def test_a_timer_that_sets_itself_again_fires_once_per_batch() -> None:
     h.feed(("a", {"at": 1, "clock": "processing"}))
     for _ in range(4):
         h.run()
+        assert is_due(h), "a batch without input is run for it"
     assert h.values == ["t"] * 3
+
+
+@pytest.mark.parametrize("spills", [False, True])
+def test_a_timer_that_is_set_again_for_the_time_it_had_is_still_due(
+    spills: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processing, "SPILL_AFTER", 0 if spills else 1000)
+
+    def retry(key: Any, name: str, state: State) -> list[Any]:
+        tries = state.get("tries", 0) + 1
+        state.set("tries", tries)
+        if tries < 3:
+            state.set_timer(name, 1, clock="processing")
+        return [tries]
+
+    h = Harness(lambda sdf: sdf.apply(set_by_value, stateful=True, expand=True, metadata=True, on_timer=retry))
+    h.feed(("a", {"at": 1, "clock": "processing"}), ("b", {"at": 500, "clock": "processing"}))
+    h.run()
+    h.now_ms = 10
+    while is_due(h):
+        h.run()
+    assert h.values == [1, 2, 3]
+    assert head(h).partitions[0].due_ms == 500
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_timer_that_fires_without_records_is_as_quiet_as_what_its_batch_reads(
+    is_staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a state is rebuilt, what is out already is not sent again, also by partitions that have nothing to read."""
+
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        return timing(sdf.group_by("to", partitions=3) if is_staged else sdf)
+
+    h = Harness(build, partitions=2)
+    quiet, asked = [True], []
+
+    def is_quiet(span: Any, lanes: slice) -> bool:
+        asked.append(list(range(4))[lanes])
+        return quiet[0]
+
+    monkeypatch.setattr(h._program.source, "is_ordered", False)
+    monkeypatch.setattr(h._program.source, "is_quiet", is_quiet, raising=False)
+    for now, is_last in ((10, False), (20, True)):
+        h.feed(("a", {"at": now + 1, "clock": "processing", "to": "a"}))
+        h.run()
+        asked.clear()
+        quiet[0] = not is_last
+        h.now_ms = now + 5
+        h.run()
+        assert (h.values == [["a", "t"]]) is is_last
+    assert asked == ([[0, 2], [1, 3]] + [[0, 1, 2, 3]] * 3 if is_staged else [[0, 2], [1, 3]])
 
 
 # -- both ---------------------------------------------------------------------------------------------------------------------
@@ -225,6 +285,48 @@ def test_a_key_may_have_several_timers(clock: str) -> None:
     at(h, 31)
     at(h, 32)
     assert h.values == [["a", "n2"], ["a", "n1"], ["a", "n0"]], "in the order of their times"
+
+
+def test_many_timers_of_a_key_cost_their_number_and_not_its_square() -> None:
+    def seconds(count: int) -> float:
+        h = Harness(timing)
+        h.feed(*(("a", {"at": n, "clock": "processing", "name": f"n{n}"}) for n in range(count)))
+        began = time.process_time()
+        h.run()
+        h.now_ms = count
+        h.run()
+        assert h.values == [["a", f"n{n}"] for n in range(count)]
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(12_000) < 40 * seconds(1_000)
+
+
+def test_a_record_that_fails_leaves_the_timers_of_its_key_as_they_were() -> None:
+    def change_and_fail(value: dict[str, Any], state: State) -> list[Any]:
+        if value["fails"]:
+            state.delete_timer("a")
+            state.set_timer("b", 900, clock="processing")
+            state.set_timer("c", 1, clock="processing")
+            raise ValueError("no")
+        for at, name in enumerate("ab"):
+            state.set_timer(name, at, clock="processing")
+        return []
+
+    h = Harness(
+        lambda sdf: sdf.apply(change_and_fail, stateful=True, expand=True, on_timer=tell),
+        on_processing_error=lambda error, record, logger: True,
+    )
+    h.feed(("k", {"fails": True}), ("k", {"fails": False}), ("k", {"fails": True}), ("other", {"fails": True}))
+    h.run()
+    h.feed(("k", {"fails": True}))
+    h.now_ms = 100
+    h.run()
+    assert h.values == [["k", "a"], ["k", "b"]]
+    h.now_ms = 1_000
+    h.run()
+    assert h.values == [["k", "a"], ["k", "b"]]
+    assert head(h).partitions[0].keys == 0
 
 
 def test_a_timer_may_drop_or_move_the_one_after_it() -> None:
@@ -374,6 +476,21 @@ def test_the_options_of_the_watermark_are_checked(tmp_path: Any) -> None:
         Application("app", state_dir=tmp_path, idle_timeout="1 minute")
     with pytest.raises(InvalidPipeline, match="negative"):
         Application("app", state_dir=tmp_path, watermark_delay=-1)
+
+
+def test_a_handler_may_yield_what_goes_on() -> None:
+    def several(key: Any, name: str, state: State) -> Any:
+        for n in range(3):
+            state.set("n", n)
+            yield [key, name, n]
+
+    h = Harness(lambda sdf: sdf.apply(set_by_value, stateful=True, expand=True, metadata=True, on_timer=several))
+    h.feed(("a", {"at": 1, "clock": "processing"}))
+    h.run()
+    h.now_ms = 5
+    h.run()
+    assert h.values == [["a", "t", n] for n in range(3)]
+    assert h.state().get("a") == {"n": 2}
 
 
 def test_two_steps_cannot_share_the_timers_of_a_store() -> None:
