@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from holdfast.errors import InvalidPipeline
-from holdfast.log.manifest import Position, new_id
+from holdfast.log.manifest import Position
 from holdfast.plan.record import Chunk, copied
 from holdfast.sources.base import CHUNK, Extract, Field, Span, extractor
 from holdfast.sources.joined import JoinedSource
@@ -50,16 +50,17 @@ class IterableSource:
         self._records = records
         self._key = extractor("key", key)
         self._timestamp = extractor("timestamp", timestamp)
-        self._token = new_id()
-        self._family = self._token
-        """What it has in common with the sources that it is read together with."""
+        self._cursor: _Cursor | None = None
+        """Where a task of this process stands. It does not travel: every run has its own in each worker."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_cursor": None}
 
     def joined(self, other: Any) -> JoinedSource:
         if not isinstance(other, IterableSource):
             raise InvalidPipeline(
                 f"{self.name} and {other.name} cannot be read by one application: their keys lie in different partitions"
             )
-        other._family = self._family
         return JoinedSource(self, other)
 
     def initial(self) -> Position:
@@ -87,7 +88,9 @@ class IterableSource:
         """The records of a range, in a batch that begins at `batch`; fewer if the source ends before."""
         if not callable(self._records):
             return self._records[start:end]
-        return _cursor(self._family, self._token, self._records).take(batch, start, end)
+        if self._cursor is None:
+            self._cursor = _Cursor(self._records)
+        return self._cursor.take(batch, start, end)
 
     def chunk(self, start: int, records: Sequence[Any], partition: int, partitions: int) -> Chunk:
         """Those of `records` that belong to a partition."""
@@ -189,16 +192,3 @@ class _Cursor:
         self._kept += fresh
         self._reached += len(fresh)
         return self._kept[start - batch : end - batch]
-
-
-_cursors: dict[str, dict[str, _Cursor]] = {}
-
-
-def _cursor(family: str, token: str, factory: Callable[[], Iterable[Any]]) -> _Cursor:
-    if family not in _cursors:
-        _cursors.clear()  # those of one application: a worker process outlives it
-        _cursors[family] = {}
-    known = _cursors[family]
-    if token not in known:
-        known[token] = _Cursor(factory)
-    return known[token]

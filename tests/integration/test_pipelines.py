@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,20 @@ def table_rows(path: Path) -> list[dict[str, Any]]:
 
 
 # -- sources -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_is_asked_again_in_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
+    here = tmp_path / "orders"
+
+    def lines() -> Iterator[dict[str, Any]]:
+        return map(json.loads, here.read_text().splitlines())
+
+    app = Application("app", state_dir=tmp_path, spark=spark)
+    app.dataframe(app.from_iterable(lines, key="user")).apply(total, stateful=True)
+    for count in (10, 30):
+        here.write_text("".join(json.dumps(order) + "\n" for order in ORDERS[:count]))
+        app.run()
+    assert totals(app) == TOTALS
 
 
 @pytest.mark.parametrize("records", [ORDERS, lambda: iter(ORDERS)], ids=["sequence", "factory"])
