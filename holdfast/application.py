@@ -95,7 +95,8 @@ class Application:
         How far the watermark stays behind the latest event time: a timedelta, ms, or words such as "10 minutes". Without it
         there is no watermark, and timers by event time are refused.
     idle_timeout
-        After so long without a record the watermark goes on with the wall clock. By default it waits.
+        After so long without a record the watermark goes on with the wall clock. By default it waits. Only time in which the
+        run has looked and found nothing counts: records that wait, after a restart or an outage, are not passed over.
     rocksdb_options
         Another codec for the state.
     on_processing_error
@@ -462,6 +463,7 @@ class Application:
                 restore=lambda instance, recipes: climb(self.name, runner, instance, recipes, runner.warmed_up()),
                 clock=now_ms,
                 holder=this_process(),
+                look_ms=round(limits.interval * 1000) if isinstance(pipeline.source, SparkSource) else 0,
             )
             driver.start()
             if station is not None:

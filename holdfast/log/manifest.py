@@ -115,8 +115,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The watermark of the batch; never before its parent's."""
     event_ms: tuple[int | None, ...] = ()
     """By source: the latest event time so far, from which the next watermark follows."""
-    active_ms: tuple[int, ...] = ()
-    """By source: the processing time of the last batch that had records of it, or of the first batch."""
     source: str
     """The kind of source that the positions belong to."""
     position: Position | None

@@ -88,7 +88,7 @@ class Processing:
         self._scratch: Store | None = None
         self._flows = compiled(self._stage.root, self)
         self._rows = self._skipped = self._late = 0
-        self._events: dict[int, int | None] = {}
+        self._events: dict[int, int] = {}
         """By source: the latest event time."""
         self._was_quiet: bool | None = None
         """Whether all records so far only rebuild the state."""
@@ -161,10 +161,8 @@ class Processing:
         emitted: list[int] = []
         self._chunk = chunk
         self.timestamp, self.headers = self.time_ms, None
-        if is_first and chunk.values:
-            self._events.setdefault(chunk.origin, None)
-            if self._program.watermark is not None and not self._program.sets_timestamps:
-                self._see(chunk)
+        if is_first and chunk.values and self._program.watermark is not None and not self._program.sets_timestamps:
+            self._see(chunk)
         for index, (self.key, self._route, value) in enumerate(zip(chunk.keys, routes, chunk.values, strict=True)):
             self.index = index
             if timestamps is not None:
