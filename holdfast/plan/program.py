@@ -19,7 +19,7 @@ from holdfast.log.manifest import Manifest, StageShape
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.record import Record
 from holdfast.plan.sinks import Sink
-from holdfast.plan.steps import Call, Emit, Gather, Node, SetTimestamp, Step
+from holdfast.plan.steps import Call, Emit, Forward, Gather, Node, SetTimestamp, Step
 from holdfast.state.codecs import Codec
 from holdfast.state.durations import duration_ms
 
@@ -84,8 +84,8 @@ class Program(msgspec.Struct, frozen=True):
     own_codecs: dict[str, Any] = {}
     """By store."""
     watermark: Watermark | None = None
-    sets_timestamps: bool = False
-    """Whether a step gives event times: then those of the source do not move the watermark."""
+    sets_timestamps: frozenset[int] = frozenset()
+    """The sources to whose records a step gives event times: then those of the source do not move the watermark."""
     on_error: ErrorCallback | None = None
     on_consumer_error: ErrorCallback | None = None
     """For records that could not be made; without it they are `on_error`'s, too."""
@@ -175,10 +175,21 @@ def program_of(
         codec=codec,
         own_codecs={step.store: step.codec for step in steps if keeps_state(step) and step.codec is not None},
         watermark=pipeline.watermark,
-        sets_timestamps=any(isinstance(step, SetTimestamp) for step in steps),
+        sets_timestamps=frozenset(
+            origin for origin, entry in enumerate(pipeline.stages[0].root.children) if _sets_timestamps(pipeline, entry)
+        ),
         on_error=on_error,
         on_consumer_error=on_consumer_error,
         dead_letters=dead_letters,
+    )
+
+
+def _sets_timestamps(pipeline: Pipeline, entry: Node) -> bool:
+    """Whether a record that comes in here can meet a `SetTimestamp`, in this stage or in a later one."""
+    return any(
+        isinstance(step, SetTimestamp)
+        or (isinstance(step, Forward) and _sets_timestamps(pipeline, pipeline.stages[step.stage].root))
+        for step in entry.walk()
     )
 
 

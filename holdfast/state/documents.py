@@ -244,6 +244,8 @@ class State:
         now = self._documents.now
         since, code = (now.time_ms, _EXPIRING) if clock == "processing" else (now.timestamp, _EXPIRING_BY_EVENT)
         expires = since + max(1, round(ttl.total_seconds() * 1000))
+        if not -(2**63) <= expires < 2**63:
+            raise UnsupportedValue("the end of a value with ttl= is out of range")
         return _Ext(code, expires.to_bytes(8, "big", signed=True) + _encode(entry))
 
     def _put(self, key: Any, entry: Any) -> None:

@@ -344,6 +344,7 @@ def test_what_a_failing_timer_changed_is_undone_and_it_may_be_skipped() -> None:
         (lambda state: state.set_timer("x", "soon"), FixTheRecord, "int of ms"),
         (lambda state: state.set_timer("x", 2**63), UnsupportedValue, "range"),
         (lambda state: state.set("x", 1, ttl=timedelta(1), clock="sun"), UnsupportedValue, "event"),
+        (lambda state: state.set_timer("x", 2**70), UnsupportedValue, "64 bits"),
     ],
 )
 def test_what_is_no_timer_is_refused(call: Callable[[State], None], error: type[Exception], message: str) -> None:
@@ -400,6 +401,13 @@ def test_a_value_ends_by_event_time_for_every_later_record() -> None:
     h.feed(("a", {"ttl": 50, "clock": "event"}, 100), ("a", {}, 149), ("a", {}, 150), ("a", {}, 120))
     h.run()
     assert h.values == [50, 50, None, 50]
+
+
+def test_an_end_that_does_not_fit_is_an_error_of_its_record() -> None:
+    h = Harness(lambda sdf: sdf.apply(with_an_end, stateful=True), watermark_delay=0)
+    h.feed(("a", {"ttl": 50, "clock": "event"}, 2**63 - 10))
+    with pytest.raises(UnsupportedValue, match="ttl= is out of range"):
+        h.run()
 
 
 @CLOCKS

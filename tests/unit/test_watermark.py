@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from holdfast import State, StreamingDataFrame
 from holdfast.dataframe import frame_of
-from holdfast.errors import BrokerAway
+from holdfast.errors import BrokerAway, UnsupportedValue
 from holdfast.kafka.topics import Topic
 from holdfast.log.manifest import Chain, Manifest, ManifestId, new_id
 from holdfast.plan.pipeline import Pipeline
-from holdfast.plan.program import Program, program_of, watermark_of
+from holdfast.plan.program import ErrorCallback, Program, program_of, watermark_of
 from holdfast.plan.record import Chunk
 from holdfast.runtime.batch import Driver, Proposal
 from holdfast.runtime.exchange import Outcome
@@ -26,6 +26,7 @@ from holdfast.state.codecs import JsonCodec
 from holdfast.testing import Harness, MemoryStorage, MemoryStores
 
 GAP = 60_000
+Build = Callable[[StreamingDataFrame], Any]
 
 
 def gap(value: Any, key: Any, timestamp: int, headers: Any, state: State) -> list[Any]:
@@ -162,6 +163,100 @@ def test_is_due_says_what_a_batch_without_input_would_do() -> None:
     assert h.values == ["a"]
 
 
+# -- records that fail ----------------------------------------------------------------------------------------------------------
+
+
+def skip(error: Exception, record: Any, logger: Any) -> bool:
+    return True
+
+
+def refuse(value: Any) -> Any:
+    if value == "bad":
+        raise ValueError("bad")
+    return value
+
+
+def given_time(value: Any, key: Any, timestamp: int, headers: Any) -> Any:
+    return value if type(value) is int else 10**13
+
+
+def test_a_record_that_is_skipped_does_not_move_the_watermark() -> None:
+    h = Harness(lambda sdf: sdf.apply(refuse), watermark_delay=0, on_processing_error=skip)
+    h.feed(("a", "good", 100), ("a", "bad", 10**13), ("a", "good", 200))
+    h.run()
+    assert head(h).event_ms == (200,)
+    h.feed(("a", "bad", 10**13))
+    h.run()
+    assert head(h).event_ms == (200,)
+
+
+def test_a_time_that_a_step_gave_to_a_record_that_is_skipped_later_does_not_count() -> None:
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        return sdf.set_timestamp(given_time).apply(refuse)
+
+    h = Harness(build, watermark_delay=0, on_processing_error=skip)
+    h.feed(("a", 100), ("a", "bad"), ("a", 50))
+    h.run()
+    h.run()
+    assert head(h).watermark_ms == 100
+
+
+def test_of_several_times_that_steps_give_to_a_record_the_latest_counts() -> None:
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        earlier = sdf.set_timestamp(lambda value, key, timestamp, headers: value - 50)
+        return sdf.set_timestamp(given_time).concat(earlier)
+
+    h = Harness(build, watermark_delay=0)
+    h.feed(("a", 100))
+    h.run()
+    assert head(h).event_ms == (100,)
+
+
+def test_a_record_that_could_not_be_made_does_not_move_the_watermark() -> None:
+    driver = rows_driver(sessions, on_error=skip)
+    unreadable = chunk([100, 10**13], 1, None, faults={1: ValueError("no JSON")})
+    assert driver.run_batch(Proposal(rows=unreadable)).event_ms == (100,)
+    assert driver.run_batch(Proposal(rows=chunk([10**13], None, faults={0: ValueError("no JSON")}))).event_ms == (100,)
+
+
+def test_the_time_of_a_batch_counts_for_records_without_one_unless_all_fail() -> None:
+    now = 50
+    driver = rows_driver(lambda sdf: sdf.apply(refuse), lambda: now, skip)
+    assert driver.run_batch(Proposal(rows=chunk(None, "bad", "good"))).event_ms == (50,)
+    now = 70
+    assert driver.run_batch(Proposal(rows=chunk(None, "bad"))).event_ms == (50,)
+
+
+def test_a_record_that_fails_leaves_its_time_to_nobody() -> None:
+    seen: list[int] = []
+
+    def note(value: Any, key: Any, timestamp: int, headers: Any) -> None:
+        seen.append(timestamp)
+
+    def build(sdf: StreamingDataFrame) -> None:
+        sdf.update(note, metadata=True).set_timestamp(given_time).apply(refuse)
+
+    rows_driver(build, lambda: 7, skip).run_batch(Proposal(rows=chunk(None, 1, "bad", 1)))
+    assert seen == [7, 7, 7]
+
+
+@pytest.mark.parametrize("time", [2**63, -(2**63) - 1, 2**70])
+def test_a_time_that_does_not_fit_is_an_error_of_its_record(time: int) -> None:
+    def build(sdf: StreamingDataFrame) -> StreamingDataFrame:
+        return sdf.set_timestamp(lambda value, key, timestamp, headers: value).group_by(lambda value: "b", name="b")
+
+    h = Harness(build, watermark_delay=0)
+    h.feed(("a", time))
+    with pytest.raises(UnsupportedValue, match="64 bits") as caught:
+        h.run()
+    assert caught.value.holdfast_place.key == "a"  # type: ignore[attr-defined]
+    h = Harness(build, watermark_delay=0, on_processing_error=skip)
+    h.feed(("a", time), ("a", 2**63 - 1), ("a", 5))
+    h.run()
+    assert h.values == [2**63 - 1, 5]
+    assert head(h).event_ms == (2**63 - 1,)
+
+
 # -- a source that Spark reads --------------------------------------------------------------------------------------------------
 
 
@@ -175,40 +270,44 @@ class Rows:
     def joined(self, other: Any) -> NoReturn:
         raise NotImplementedError
 
-    def chunks(self, rows: list[tuple[str, int]] | None) -> Iterator[Chunk]:
-        if rows:
-            yield Chunk([key for key, _ in rows], rows, [time for _, time in rows], range(len(rows)))
-
 
 class RowsRunner:
+    """Runs the one task of a program whose batches are chunks."""
+
     def __init__(self, program: Program, storage: MemoryStorage) -> None:
         self._program = program
         self._storage = storage
         self._stores = MemoryStores()
 
-    def run(self, job: Job, rows: Any) -> list[Outcome]:
-        chunks = self._program.source.chunks(rows)
-        return [
-            item
-            for item in run_task(self._program, job, 0, chunks, self._storage, self._stores)
-            if isinstance(item, Outcome)
-        ]
+    def run(self, job: Job, rows: Chunk | None) -> list[Outcome]:
+        chunks = [] if rows is None else [rows]
+        done = run_task(self._program, job, 0, chunks, self._storage, self._stores)
+        return [item for item in done if isinstance(item, Outcome)]
+
+
+def rows_driver(
+    build: Build, clock: Callable[[], int] = lambda: 0, on_error: ErrorCallback | None = None, **options: Any
+) -> Driver:
+    pipeline = Pipeline(Rows())
+    pipeline.watermark = watermark_of(0, "10 seconds")
+    build(frame_of(pipeline))
+    program = program_of("rows", pipeline, JsonCodec(), 1, on_error)
+    storage = MemoryStorage()
+    driver = Driver(Chain(storage), program, RowsRunner(program, storage), {}, clock=clock, holder="test", **options)
+    driver.start()
+    return driver
+
+
+def chunk(times: list[int | None] | None, *values: Any, **more: Any) -> Chunk:
+    return Chunk(["a"] * len(values), list(values), times, range(len(values)), **more)
 
 
 def test_where_spark_reads_a_batch_without_rows_is_silent_once_spark_has_had_time_to_look() -> None:
-    pipeline = Pipeline(Rows())
-    pipeline.watermark = watermark_of(0, "10 seconds")
-    sessions(frame_of(pipeline))
-    program = program_of("rows", pipeline, JsonCodec(), 1)
-    storage = MemoryStorage()
     now = 0
-    driver = Driver(
-        Chain(storage), program, RowsRunner(program, storage), {}, clock=lambda: now, holder="test", look_ms=30_000
-    )
-    driver.start()
-    driver.run_batch(Proposal(rows=[("a", 100)]))
+    driver = rows_driver(sessions, lambda: now, look_ms=30_000)
+    driver.run_batch(Proposal(rows=chunk([100], 1)))
     now = 100_000
-    assert driver.run_batch(Proposal(rows=[("a", 200)])).watermark_ms == 100, "there are rows"
+    assert driver.run_batch(Proposal(rows=chunk([200], 1))).watermark_ms == 100, "there are rows"
     now = 140_000
     assert driver.run_batch(Proposal()).watermark_ms == 200
     now = 140_001
