@@ -112,7 +112,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     time_ms: int
     """The processing time of the batch; never before its parent's."""
     watermark_ms: int | None = None
-    """The watermark of the batch; never before its parent's."""
+    """The watermark of the batch, or its parent's if the program has none; never before that."""
     event_ms: tuple[int | None, ...] = ()
     """By source: the latest event time so far, from which the next watermark follows."""
     source: str

@@ -60,15 +60,19 @@ class Watermark(msgspec.Struct, frozen=True):
 
 
 def watermark_of(delay: timedelta | int | str | None, idle: timedelta | int | str | None) -> Watermark | None:
-    """The options `watermark_delay` and `idle_timeout`, as users write them."""
-    if delay is None:
-        if idle is not None:
-            raise InvalidPipeline("idle_timeout= moves a watermark: give watermark_delay= too")
-        return None
-    delay_ms, idle_ms = duration_ms(delay), None if idle is None else duration_ms(idle)
-    if delay_ms < 0 or (idle_ms is not None and idle_ms < 0):
+    """The options `watermark_delay` and `idle_timeout`, as users write them; None: there is no watermark."""
+    delay_ms, idle_ms = (None if given is None else duration_ms(given) for given in (delay, idle))
+    if min(delay_ms or 0, idle_ms or 0) < 0:
         raise InvalidPipeline("watermark_delay and idle_timeout cannot be negative")
-    return Watermark(delay_ms, idle_ms)
+    return None if delay_ms is None else Watermark(delay_ms, idle_ms)
+
+
+def check_idle_timeout(idle: timedelta | int | str | None, watermark: Watermark | None) -> None:
+    """Once everything is declared."""
+    if idle is not None and watermark is None:
+        raise InvalidPipeline(
+            "idle_timeout= moves a watermark, and there is none: give watermark_delay= to the application or to a dataframe()"
+        )
 
 
 class Program(msgspec.Struct, frozen=True):

@@ -437,7 +437,7 @@ class Driver:
             holder=self._holder,
             kind="batch",
             time_ms=job.time_ms,
-            watermark_ms=job.watermark_ms,
+            watermark_ms=head.watermark_ms if job.watermark_ms is None else job.watermark_ms,
             event_ms=event_times(head, [receipt.events for receipt in receipts], len(self._program.source.names)),
             position=receipts[0].end if self._ranged else None,
             spark=proposal.spark or head.spark,

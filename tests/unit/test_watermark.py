@@ -57,6 +57,20 @@ def is_due(of: Harness) -> bool:
     return of._driver.is_due()
 
 
+def test_a_program_without_a_watermark_leaves_it_where_it_was() -> None:
+    h = Harness(lambda sdf: sdf.apply(str), watermark_delay=0)
+    h.feed(("a", 1, 500))
+    h.run()
+    h.run()
+    rule = h._program.watermark
+    for watermark in (None, rule):
+        h._program = replace(h._program, watermark=watermark)
+        h.restart()
+        h.feed(("a", 1, 100))
+        h.run()
+        assert head(h).watermark_ms == 500
+
+
 # -- a source is silent ---------------------------------------------------------------------------------------------------------
 
 
