@@ -21,7 +21,7 @@ from holdfast.log.object_storage import ObjectStorage
 from holdfast.persistence import Persistence
 from holdfast.plan.functions import check_function
 from holdfast.plan.pipeline import Pipeline
-from holdfast.plan.program import ErrorCallback, Program, program_of, watermark_of
+from holdfast.plan.program import ErrorCallback, Program, check_idle_timeout, program_of, watermark_of
 from holdfast.runtime.batch import Driver
 from holdfast.runtime.context import Context
 from holdfast.runtime.ladder import climb, held_marks
@@ -93,9 +93,10 @@ class Application:
         The most rows that a batch reads of a source whose ranges Holdfast reads itself.
     watermark_delay
         How far the watermark stays behind the latest event time: a timedelta, ms, or words such as "10 minutes". Without it
-        there is no watermark, and timers by event time are refused.
+        there is no watermark, and timers and `ttl=` by event time are refused. `dataframe(watermark_delay=)` does as well.
     idle_timeout
-        After so long without a record the watermark goes on with the wall clock. By default it waits.
+        After so long without a record the watermark goes on with the wall clock. By default it waits. Only time in which the
+        run has looked and found nothing counts: records that wait, after a restart or an outage, are not passed over.
     rocksdb_options
         Another codec for the state.
     on_processing_error
@@ -401,6 +402,7 @@ class Application:
     ) -> None:
         if self._pipeline is None:
             raise InvalidPipeline("there is nothing to run: call app.dataframe(source) and add steps first")
+        check_idle_timeout(self._idle, self._pipeline.watermark)
         alive = FileLock(self._run_lock)
         if not alive.acquire(shared=True):
             raise RunIsAlive(f"{self.name}: its state is being cleared; start again when that is done")
@@ -462,6 +464,7 @@ class Application:
                 restore=lambda instance, recipes: climb(self.name, runner, instance, recipes, runner.warmed_up()),
                 clock=now_ms,
                 holder=this_process(),
+                look_ms=round(limits.interval * 1000) if isinstance(pipeline.source, SparkSource) else 0,
             )
             driver.start()
             if station is not None:

@@ -245,7 +245,7 @@ class StreamingDataFrame:
     def set_timestamp(self, func: Callable[[Any, Any, int, Any], Any]) -> Self:
         """Give every record another event time: what `func(value, key, timestamp, headers)` returns, in ms or as a datetime.
 
-        It holds for the steps after this one, and it is what moves the watermark, instead of the source's times.
+        It holds for the steps after this one, and it is what moves the watermark, instead of the times of the record's source.
         """
         return self._after(self._pipeline.add_timestamps(self._node, SetTimestamp(func)))
 

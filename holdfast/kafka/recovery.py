@@ -331,7 +331,6 @@ class Restore:
             time_ms=goal.time_ms,
             watermark_ms=goal.watermark_ms,
             event_ms=goal.event_ms,
-            active_ms=(goal.time_ms,) * len(goal.event_ms),
             source="kafka",
             position=_progress_position(goal, goal.since),
             spark=None,

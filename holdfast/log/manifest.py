@@ -112,11 +112,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     time_ms: int
     """The processing time of the batch; never before its parent's."""
     watermark_ms: int | None = None
-    """The watermark of the batch; never before its parent's."""
+    """The watermark of the batch, or its parent's if the program has none; never before that."""
     event_ms: tuple[int | None, ...] = ()
     """By source: the latest event time so far, from which the next watermark follows."""
-    active_ms: tuple[int, ...] = ()
-    """By source: the processing time of the last batch that had records of it, or of the first batch."""
     source: str
     """The kind of source that the positions belong to."""
     position: Position | None

@@ -19,7 +19,7 @@ from holdfast.log.manifest import Manifest, StageShape
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.record import Record
 from holdfast.plan.sinks import Sink
-from holdfast.plan.steps import Call, Emit, Gather, Node, SetTimestamp, Step
+from holdfast.plan.steps import Call, Emit, Forward, Gather, Node, SetTimestamp, Step
 from holdfast.state.codecs import Codec
 from holdfast.state.durations import duration_ms
 
@@ -60,15 +60,19 @@ class Watermark(msgspec.Struct, frozen=True):
 
 
 def watermark_of(delay: timedelta | int | str | None, idle: timedelta | int | str | None) -> Watermark | None:
-    """The options `watermark_delay` and `idle_timeout`, as users write them."""
-    if delay is None:
-        if idle is not None:
-            raise InvalidPipeline("idle_timeout= moves a watermark: give watermark_delay= too")
-        return None
-    delay_ms, idle_ms = duration_ms(delay), None if idle is None else duration_ms(idle)
-    if delay_ms < 0 or (idle_ms is not None and idle_ms < 0):
+    """The options `watermark_delay` and `idle_timeout`, as users write them; None: there is no watermark."""
+    delay_ms, idle_ms = (None if given is None else duration_ms(given) for given in (delay, idle))
+    if min(delay_ms or 0, idle_ms or 0) < 0:
         raise InvalidPipeline("watermark_delay and idle_timeout cannot be negative")
-    return Watermark(delay_ms, idle_ms)
+    return None if delay_ms is None else Watermark(delay_ms, idle_ms)
+
+
+def check_idle_timeout(idle: timedelta | int | str | None, watermark: Watermark | None) -> None:
+    """Once everything is declared."""
+    if idle is not None and watermark is None:
+        raise InvalidPipeline(
+            "idle_timeout= moves a watermark, and there is none: give watermark_delay= to the application or to a dataframe()"
+        )
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -84,8 +88,8 @@ class Program(msgspec.Struct, frozen=True):
     own_codecs: dict[str, Any] = {}
     """By store."""
     watermark: Watermark | None = None
-    sets_timestamps: bool = False
-    """Whether a step gives event times: then those of the source do not move the watermark."""
+    sets_timestamps: frozenset[int] = frozenset()
+    """The sources to whose records a step gives event times: then those of the source do not move the watermark."""
     on_error: ErrorCallback | None = None
     on_consumer_error: ErrorCallback | None = None
     """For records that could not be made; without it they are `on_error`'s, too."""
@@ -183,10 +187,21 @@ def program_of(
         codec=codec,
         own_codecs={step.store: step.codec for step in steps if keeps_state(step) and step.codec is not None},
         watermark=pipeline.watermark,
-        sets_timestamps=any(isinstance(step, SetTimestamp) for step in steps),
+        sets_timestamps=frozenset(
+            origin for origin, entry in enumerate(pipeline.stages[0].root.children) if _sets_timestamps(pipeline, entry)
+        ),
         on_error=on_error,
         on_consumer_error=on_consumer_error,
         dead_letters=dead_letters,
+    )
+
+
+def _sets_timestamps(pipeline: Pipeline, entry: Node) -> bool:
+    """Whether a record that comes in here can meet a `SetTimestamp`, in this stage or in a later one."""
+    return any(
+        isinstance(step, SetTimestamp)
+        or (isinstance(step, Forward) and _sets_timestamps(pipeline, pipeline.stages[step.stage].root))
+        for step in entry.walk()
     )
 
 

@@ -148,7 +148,7 @@ class Current(Protocol):
         """What sends the current record, with a key and a value, to a later stage."""
 
     def saw(self, timestamp: int) -> None:
-        """An event time that moves the watermark."""
+        """An event time of the current record that moves the watermark, unless the record fails."""
 
     def late(self) -> None:
         """The current record is left out: it came after the watermark."""
@@ -293,8 +293,10 @@ def _timestamp_flow(step: SetTimestamp, onward: Flow, current: Current) -> Flow:
         before = current.timestamp
         current.timestamp = milliseconds(function(value, current.key, before, current.headers))
         current.saw(current.timestamp)
-        onward(value)
-        current.timestamp = before  # for the branches beside this one
+        try:
+            onward(value)
+        finally:
+            current.timestamp = before  # for the branches beside this one, and the records after it
 
     return set_timestamp
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from holdfast import words
 from holdfast.errors import UnknownOption
 from holdfast.log.manifest import Manifest
 from holdfast.runtime.progress import Progress
@@ -203,4 +204,7 @@ class StreamingQuery:
 
 
 def _moment(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError):  # an event time can be anything
+        return words.moment(time_ms)

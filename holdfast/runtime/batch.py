@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -63,7 +63,7 @@ from holdfast.runtime.exchange import Outcome, gathered
 from holdfast.runtime.job import Job, Receipt
 from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.task import raise_failure
-from holdfast.runtime.watermark import activity, event_times, next_watermark
+from holdfast.runtime.watermark import Silences, event_times, next_watermark
 from holdfast.sources.base import Span
 from holdfast.stores.base import DamagedStore
 
@@ -160,6 +160,7 @@ class Driver:
         restore: Restore | None = None,
         clock: Callable[[], int],
         holder: str,
+        look_ms: int = 0,
     ) -> None:
         self._chain = chain
         self._program = program
@@ -170,6 +171,9 @@ class Driver:
         self._restore = restore
         self._clock = clock
         self._holder = holder
+        self._look_ms = look_ms
+        """How long may pass until a source is looked at again."""
+        self._silences = Silences(len(program.source.names))
         self._ranged = hasattr(program.source, "propose")
         self._recipes: tuple[Recipe, ...] = ()
         self.head: Manifest
@@ -208,8 +212,12 @@ class Driver:
 
     def run_batch(self, proposal: Proposal) -> Manifest:
         """One micro-batch, exactly once."""
+        silent = self._silent(proposal)
         with self._fenced_rather_than_damaged():
-            return self._run_batch(proposal)
+            manifest = self._run_batch(proposal)
+        if silent is not None:
+            self._silences.note(silent, self._now() + self._look_ms, manifest.watermark_ms)
+        return manifest
 
     def _run_batch(self, proposal: Proposal) -> Manifest:
         head = self.head
@@ -299,21 +307,37 @@ class Driver:
 
     def _plan(self, proposal: Proposal, version: int) -> Job:
         head = self.head
-        span = None
-        if self._ranged:
-            assert head.position is not None and proposal.end is not None
-            span = Span(head.position, proposal.end)
-        time_ms = max(self._clock(), head.time_ms)
+        time_ms = self._now()
         return Job(
             version=version,
             instance=head.instance,
             time_ms=time_ms,
-            watermark_ms=next_watermark(self._program.watermark, head, time_ms),
-            span=span,
+            watermark_ms=self._watermark(self._silent(proposal), time_ms),
+            span=self._span(proposal) if self._ranged else None,
             recipes=self._recipes,
             schemas=head.schemas,
             copies=self._snapshots is not None and self._snapshots.is_due(head),
         )
+
+    def _span(self, proposal: Proposal) -> Span:
+        assert self.head.position is not None and proposal.end is not None
+        return Span(self.head.position, proposal.end)
+
+    def _now(self) -> int:
+        return max(self._clock(), self.head.time_ms)
+
+    def _watermark(self, silent: Collection[int] | None, now_ms: int) -> int | None:
+        return next_watermark(self._program.watermark, self.head, now_ms, self._silences.of(silent or ()))
+
+    def _silent(self, proposal: Proposal) -> Collection[int] | None:
+        """The sources that were looked at and give this batch nothing; None: it does not matter."""
+        rule = self._program.watermark
+        if rule is None or rule.idle_ms is None:
+            return None
+        if self._ranged:
+            found: Collection[int] = self._program.source.silent(self._span(proposal))
+            return found
+        return (0,) if proposal.rows is None else ()
 
     def _run(self, job: Job, rows: Any) -> list[Receipt]:
         if self._restore is not None:
@@ -348,8 +372,11 @@ class Driver:
     def is_due(self) -> bool:
         """Whether a batch without input would have something to do: a timer is due, or something has expired."""
         head = self.head
-        now = max(self._clock(), head.time_ms)
-        watermark = next_watermark(self._program.watermark, head, now)
+        now = self._now()
+        silent = self._silent(Proposal(end=head.position))
+        if silent is not None:
+            self._silences.note(silent, now + self._look_ms, head.watermark_ms)
+        watermark = self._watermark(silent, now)
         return any(
             (commit.due_ms is not None and commit.due_ms < now)
             or (commit.event_due_ms is not None and watermark is not None and commit.event_due_ms < watermark)
@@ -402,8 +429,6 @@ class Driver:
 
     def _manifest(self, job: Job, proposal: Proposal, receipts: list[Receipt]) -> Manifest:
         head = self.head
-        seen = [receipt.events for receipt in receipts]
-        sources = len(self._program.source.names)
         return msgspec.structs.replace(
             head,
             version=job.version,
@@ -412,9 +437,8 @@ class Driver:
             holder=self._holder,
             kind="batch",
             time_ms=job.time_ms,
-            watermark_ms=job.watermark_ms,
-            event_ms=event_times(head, seen, sources),
-            active_ms=activity(head, seen, sources, job.time_ms),
+            watermark_ms=head.watermark_ms if job.watermark_ms is None else job.watermark_ms,
+            event_ms=event_times(head, [receipt.events for receipt in receipts], len(self._program.source.names)),
             position=receipts[0].end if self._ranged else None,
             spark=proposal.spark or head.spark,
             spark_files=head.spark_files if proposal.spark_files is None else proposal.spark_files,

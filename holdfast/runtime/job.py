@@ -63,8 +63,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     bytes_grown: int = 0
     keys_updated: int = 0
     keys_removed: int = 0
-    events: dict[int, int | None] = {}
-    """By source that the task had records of: the latest event time that moves the watermark, if there was one."""
+    events: dict[int, int] = {}
+    """By source: the latest event time that moves the watermark, if there was one."""
     due_ms: int | None = None
     """When something in the partition is next due by processing time."""
     event_due_ms: int | None = None

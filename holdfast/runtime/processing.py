@@ -88,8 +88,10 @@ class Processing:
         self._scratch: Store | None = None
         self._flows = compiled(self._stage.root, self)
         self._rows = self._skipped = self._late = 0
-        self._events: dict[int, int | None] = {}
+        self._events: dict[int, int] = {}
         """By source: the latest event time."""
+        self._given: dict[int, int] = {}
+        """By record of the chunk: the latest event time that a step gave to it."""
         self._was_quiet: bool | None = None
         """Whether all records so far only rebuild the state; None: there were none."""
 
@@ -112,12 +114,11 @@ class Processing:
         return sender([self._posts.setdefault(target, Post()) for target in self._stages[stage].range], self)
 
     def saw(self, timestamp: int) -> None:
-        """An event time that moves the watermark."""
+        """An event time of the current record that moves the watermark, unless the record fails."""
         if self._chunk is not None:
-            origin = self._chunk.origin
-            latest = self._events.get(origin)
-            if latest is None or timestamp > latest:
-                self._events[origin] = timestamp
+            known = self._given.get(self.index)
+            if known is None or timestamp > known:
+                self._given[self.index] = timestamp
 
     def fires(self, store: str, fire: Fire) -> None:
         """What is called with the name of each timer of `store` that is due."""
@@ -159,12 +160,9 @@ class Processing:
         encoders = tuple(self._encoders.values())
         before = [len(encoder) for encoder in encoders]
         emitted: list[int] = []
+        failed: set[int] = set()
         self._chunk = chunk
         self.timestamp, self.headers = self.time_ms, None
-        if is_first and chunk.values:
-            self._events.setdefault(chunk.origin, None)
-            if self._program.watermark is not None and not self._program.sets_timestamps:
-                self._see(chunk)
         for index, (self.key, self._route, value) in enumerate(zip(chunk.keys, routes, chunk.values, strict=True)):
             self.index = index
             if timestamps is not None:
@@ -184,10 +182,12 @@ class Processing:
             except Exception as error:
                 self._take_back(encoders, emitted)
                 self._failed(error, chunk, index)
+                failed.add(index)
             else:
                 undo.clear()
         if is_first:
             self._rows += len(chunk.values)
+        self._see(chunk, failed)
         self._was_quiet = chunk.is_quiet and self._was_quiet is not False
         self._after_some(before, is_quiet=chunk.is_quiet)
         self._chunk = None
@@ -244,8 +244,9 @@ class Processing:
             self._undo.clear()
 
     def _take_back(self, encoders: tuple[Encoder, ...], emitted: list[int]) -> None:
-        """Undo what a record did to state, output and later stages."""
+        """Undo what a record did to state, output, later stages and the watermark."""
         rollback(self._undo)
+        self._given.pop(self.index, None)
         for post in self._posts.values():
             post.take_back(self.index)
         for encoder, length in zip(encoders, emitted, strict=True):
@@ -266,13 +267,25 @@ class Processing:
             parcels.append(Parcel(self._partition, self._attempt, len(parcels), is_quiet, origin, letters))
         self._make_room()
 
-    def _see(self, chunk: Chunk) -> None:
-        """The event times of the source; records without one move nothing."""
-        times = [time for time in chunk.timestamps or () if time is not None]
+    def _see(self, chunk: Chunk, failed: set[int]) -> None:
+        """What moves the watermark: the event times that steps have given or, if none does, those of the source."""
+        program, origin = self._program, chunk.origin
+        times = list(self._given.values())
+        self._given.clear()
+        if self._stage.level == 0 and program.watermark is not None and origin not in program.sets_timestamps:
+            times = self._source_times(chunk, failed)
         if times:
-            self.saw(max(times))
-        elif chunk.timestamps is None:
-            self.saw(self.time_ms)
+            latest = max(times)
+            self._events[origin] = max(latest, self._events.get(origin, latest))
+
+    def _source_times(self, chunk: Chunk, failed: set[int]) -> list[int]:
+        """Of the records that have one and did not fail."""
+        times = chunk.timestamps
+        if times is None:
+            return [self.time_ms] if len(failed) < len(chunk.values) else []
+        if failed:
+            times = [time for index, time in enumerate(times) if index not in failed]
+        return [time for time in times if time is not None]
 
     def _make_room(self) -> None:
         """A batch that touches more keys than memory holds must not die of it, again and again."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
+from holdfast import words
 from holdfast.log.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Progress:
             f"{_size(sum(commit.bytes for commit in manifest.partitions))}, version {manifest.version}"
         )
         if manifest.watermark_ms is not None:
-            line += f", watermark {_moment(manifest.watermark_ms)}"
+            line += f", watermark {words.moment(manifest.watermark_ms)}"
         self._said, self._rows_said = now, self._rows
         if self._live:
             self._stream.write("\r" + line.ljust(len(self._line)))
@@ -62,10 +62,6 @@ class Progress:
         logger.info(
             "%s: stopped at version %d after %s rows in %.1f s", self._app, manifest.version, f"{self._rows:,}", seconds
         )
-
-
-def _moment(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _size(count: float) -> str:

@@ -6,7 +6,7 @@ driver; the range itself is read in the task that owns the state partition. Wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.errors import FixTheRecord, InvalidPipeline
@@ -53,6 +53,9 @@ class RangedSource(Source, Protocol):
 
     def count(self, span: Span) -> int:
         """How many records lie in `span`, at most."""
+
+    def silent(self, span: Span) -> Collection[int]:
+        """Which of `names` have nothing in `span` nor, as far as was seen, after it; none that could not be looked at."""
 
     def until_now(self) -> None:
         """What comes from now on is not part of this run."""

@@ -73,6 +73,10 @@ class IterableSource:
     def count(self, span: Span) -> int:
         return int(span.end["taken"]) - int(span.start["taken"])
 
+    def silent(self, span: Span) -> tuple[int, ...]:
+        is_waiting = not callable(self._records) and span.end["taken"] < len(self._records)
+        return () if is_waiting or span.start != span.end else (0,)
+
     def until_now(self) -> None:
         """An iterable ends by itself."""
 

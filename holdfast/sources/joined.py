@@ -48,6 +48,10 @@ class JoinedSource:
     def count(self, span: Span) -> int:
         return sum(member.count(part) for member, part in zip(self._members, _parts(span), strict=True))
 
+    def silent(self, span: Span) -> list[int]:
+        parts = zip(self._members, _parts(span), strict=True)
+        return [index for index, (member, part) in enumerate(parts) if member.silent(part)]
+
     def until_now(self) -> None:
         for member in self._members:
             member.until_now()

@@ -92,6 +92,9 @@ class KafkaSource:
     def count(self, span: Span) -> int:
         return sum(span.end["offsets"]) - sum(span.start["offsets"])
 
+    def silent(self, span: Span) -> list[int]:
+        return self._planning.silent(span)
+
     def until_now(self) -> None:
         self._planning.stop_at = self.latest()["offsets"]
 
@@ -211,6 +214,8 @@ class _Planner:
         self._away_since: float | None = None
         self._renewed = time.monotonic()
         self.stop_at: list[int] | None = None
+        self._last: list[int] | None = None
+        """Where the lanes ended when that could last be seen; None: it could not be seen the last time."""
 
     def edge(self, *, first: bool) -> Position:
         ask = self._cluster.first_offsets if first else self._cluster.last_offsets
@@ -218,6 +223,7 @@ class _Planner:
         return {"topics": self._identities, "offsets": offsets}
 
     def propose(self, start: Position, rows: int, skip: bool) -> Position:
+        self._last = None
         try:
             self._check_identity()
             first, last = self._both_offsets()
@@ -233,6 +239,7 @@ class _Planner:
         if self._away_since is not None:
             logger.warning("the cluster answers again after %.0f s", time.monotonic() - self._away_since)
             self._away_since = None
+        self._last = last
         begin, lost = list(start["offsets"]), []
         for lane, (at, low) in enumerate(zip(begin, first, strict=True)):
             if at < low:
@@ -253,6 +260,18 @@ class _Planner:
         if quiet is not None and any(at < hush for at, hush in zip(offsets, quiet, strict=True)):
             end["quiet"] = quiet
         return end
+
+    def silent(self, span: Span) -> list[int]:
+        """The topics that have nothing in any lane."""
+        last = self._last
+        if last is None:
+            return []
+        lanes = [
+            start == end == high
+            for start, end, high in zip(span.start["offsets"], span.end["offsets"], last, strict=True)
+        ]
+        size = self._partitions
+        return [topic for topic in range(len(self._identities)) if all(lanes[topic * size : (topic + 1) * size])]
 
     def _both_offsets(self) -> tuple[list[int], list[int]]:
         """The first and last offsets of all lanes."""

@@ -122,7 +122,8 @@ class State:
         the record's event time.
 
         Guaranteed: an expired value is invisible at once, by event time to every record that is later, and removed from the
-        store later. `UnsupportedValue` if the codec would change the value; the state is then as it was.
+        store later. `UnsupportedValue` if the codec would change the value; the state is then as it was. By the clock "event" it
+        needs a watermark.
         """
         codec = self._documents.codec
         entry = value if codec.inline and is_scalar(value) else codec.encode(value)
@@ -195,10 +196,7 @@ class State:
     def _set_timer(self, name: str, clock: Clock, due: int) -> None:
         if type(name) is not str or not is_scalar(name):
             raise UnsupportedKey("the name of a timer is a str")
-        if clock not in CLOCKS:
-            raise UnsupportedValue(f"clock={clock!r}: it is one of {', '.join(CLOCKS)}")
-        if clock == "event" and self._documents.now.watermark_ms is None:
-            raise InvalidPipeline("a timer by event time needs a watermark: give the application watermark_delay=")
+        self._check_clock("a timer", clock)
         if not -(2**63) <= due < 2**63:
             raise UnsupportedValue("the time of a timer is out of range")
         timers = self._timers()
@@ -247,12 +245,19 @@ class State:
     def _ending(self, entry: Any, ttl: timedelta, clock: Clock) -> Any:
         if not isinstance(ttl, timedelta) or ttl <= timedelta(0):
             raise UnsupportedValue("ttl is a positive timedelta")
-        if clock not in CLOCKS:
-            raise UnsupportedValue(f"clock={clock!r}: it is one of {', '.join(CLOCKS)}")
+        self._check_clock("ttl=", clock)
         now = self._documents.now
         since, code = (now.time_ms, _EXPIRING) if clock == "processing" else (now.timestamp, _EXPIRING_BY_EVENT)
         expires = since + max(1, round(ttl.total_seconds() * 1000))
+        if not -(2**63) <= expires < 2**63:
+            raise UnsupportedValue("the end of a value with ttl= is out of range")
         return _Ext(code, expires.to_bytes(8, "big", signed=True) + _encode(entry))
+
+    def _check_clock(self, what: str, clock: Clock) -> None:
+        if clock not in CLOCKS:
+            raise UnsupportedValue(f"clock={clock!r}: it is one of {', '.join(CLOCKS)}")
+        if clock == "event" and self._documents.now.watermark_ms is None:
+            raise InvalidPipeline(f"{what} by event time needs a watermark: give the application watermark_delay=")
 
     def _put(self, key: Any, entry: Any) -> None:
         document = self._document

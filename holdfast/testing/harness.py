@@ -16,7 +16,7 @@ from holdfast.kafka.topics import KafkaMessage
 from holdfast.log.manifest import Chain, Manifest
 from holdfast.plan.messages import MessageForm, unpacked
 from holdfast.plan.pipeline import Pipeline
-from holdfast.plan.program import ErrorCallback, Program, program_of, watermark_of
+from holdfast.plan.program import ErrorCallback, Program, check_idle_timeout, program_of, watermark_of
 from holdfast.plan.record import Chunk
 from holdfast.plan.sinks import decode_values
 from holdfast.runtime.batch import Driver, Outbox, Proposal
@@ -67,6 +67,7 @@ class Harness:
         self._codec = codec_for(rocksdb_options or RocksDBOptions())
         self._stores = MemoryStores()
         self._watermark = watermark_of(watermark_delay, idle_timeout)
+        check_idle_timeout(idle_timeout, self._watermark)
         self._program, self._targets = self._declared(build, partitions, on_processing_error)
         self._driver: Driver | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from staged import check_stages
+from staged import check_stages, taken
 
 from holdfast.errors import Damaged
 from holdfast.log import manifest, paths
@@ -43,9 +43,7 @@ def check_view_is_right_or_refuses(world: World) -> None:
 def committed_records(world: World) -> list[dict[str, Any]]:
     head = Chain(world.storage).head()
     assert head is not None
-    if world.ranged:
-        return world.input[: head.position["taken"]]  # type: ignore[index]
-    return world.input[: 0 if head.spark is None else int(head.spark.offsets.split("-")[1])]
+    return world.input[: taken(head)]
 
 
 def fold(world: World, records: list[dict[str, Any]]) -> tuple[dict[str, int], list[tuple[str, int, int]]]:
@@ -106,11 +104,11 @@ def check(world: World) -> None:
         assert [row["n"] for row in mine] == sorted(row["n"] for row in mine), "out of order"
         assert state[key]["nonce"] == mine[-1]["nonce"], "state and output are of different attempts"
     check_changelog(world, chain)
+    manifests = all_manifests(world)
     if world.staged:
-        check_stages(world)
+        check_stages(world, manifests)
     check_verification(world)
     assert not world.wrong, world.wrong
-    manifests = all_manifests(world)
     assert sum(commit.rows_in for one in manifests for commit in one.partitions) == len(world.input)
     identities = {one.version: one.id for one in manifests}
     assert all(identities[version] == identity for version, identity in world.promised), "a commit has come to nothing"

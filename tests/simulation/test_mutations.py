@@ -252,6 +252,28 @@ def forget_that_a_timer_has_fired(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(documents.State, "_take", lambda self, timer: True)
 
 
+def let_the_watermark_go_back(patch: pytest.MonkeyPatch) -> None:
+    """It follows the last batch alone."""
+
+    def forgetful_times(head: Any, seen: Any, sources: int) -> Any:
+        return event_times(msgspec.structs.replace(head, event_ms=()), seen, sources)
+
+    def forgetful(rule: Any, head: Any, now_ms: int, silences: Any) -> Any:
+        return next_watermark(rule, msgspec.structs.replace(head, watermark_ms=None), now_ms, silences)
+
+    event_times, next_watermark = batch.event_times, batch.next_watermark
+    patch.setattr(batch, "event_times", forgetful_times)
+    patch.setattr(batch, "next_watermark", forgetful)
+
+
+def fire_timers_of_event_time_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(processing.Processing, "_threshold", lambda self, clock: self.time_ms)
+
+
+def keep_what_has_ended_by_event_time(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(documents.Documents, "_event_now", lambda self: 0)
+
+
 def show_a_snapshot_before_its_files_are_there(patch: pytest.MonkeyPatch) -> None:
     pending: list[tuple[Any, str, bytes]] = []
     put = FaultyStorage.put
@@ -380,6 +402,9 @@ MUTATIONS: list[Patch] = [
     take_parcels_as_they_come,
     leave_the_index_as_it_is,
     forget_that_a_timer_has_fired,
+    let_the_watermark_go_back,
+    fire_timers_of_event_time_by_the_wall_clock,
+    keep_what_has_ended_by_event_time,
     publish_whatever_the_note_says,
     believe_the_note_from_before_an_error,
     let_every_driver_choose_who_publishes,

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 from broker import OUTPUT, SimulatedBroker
 from machines import Disk
-from staged import FIRED, add_stages
+from staged import FIRED, add_stages, event_time
 from surroundings import OffsetLog, Table
 
 from holdfast.plan.messages import MessageForm
@@ -137,7 +137,12 @@ class World:
         """Local stores of a time line that was abandoned when a checkpoint was put back."""
         self.backup: Any = None
         self.input = [
-            {"key": f"k{self.random.randrange(KEYS)}", "n": n, "amount": self.random.randrange(1, 100)}
+            {
+                "key": f"k{self.random.randrange(KEYS)}",
+                "n": n,
+                "amount": self.random.randrange(1, 100),
+                "at": event_time(n),
+            }
             for n in range(RECORDS)
         ]
         self.program = self._program()
@@ -175,7 +180,7 @@ class World:
             self.nesting -= 1
 
     def _program(self) -> Program:
-        source = IterableSource(self.input, "key", None) if self.ranged else RowsSource()
+        source = IterableSource(self.input, "key", "at") if self.ranged else RowsSource()
         pipeline = Pipeline(source)
         first = pipeline.stages[0]
         node = pipeline.add_call(first, first.entry, Call("apply", running_total, stateful=True))
@@ -212,4 +217,6 @@ class RowsSource:
         for start in range(0, len(mine), CHUNK):
             some = mine[start : start + CHUNK]
             positions = range(start, start + len(some))
-            yield Chunk([row["key"] for row in some], [dict(row) for row in some], None, positions, None, {})
+            yield Chunk(
+                [row["key"] for row in some], [dict(row) for row in some], [row["at"] for row in some], positions
+            )

@@ -232,6 +232,31 @@ def test_a_source_without_a_record_is_waited_for_until_it_is_idle() -> None:
     assert scene.driver.head.watermark_ms == 900 + 1_200 - 100
 
 
+def test_of_several_sources_those_with_records_in_the_batch_are_not_idle() -> None:
+    busy = [record("a", 900 + n) for n in range(3)]
+    scene = Scene(lambda one, other: one.concat(other).apply(dict), busy, [record("b", 300)], delay=0)
+    scene.run(2)
+    scene.now = 5_000
+    scene.run(1)
+    assert scene.driver.head.watermark_ms == 900, "the other one is idle, and goes on with the wall clock"
+
+
+def timed(value: Any, key: Any, timestamp: int, headers: Any) -> int:
+    return timestamp + 1_000
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_step_that_gives_times_to_one_source_leaves_the_others_theirs(is_later: bool) -> None:
+    def build(one: StreamingDataFrame, other: StreamingDataFrame) -> None:
+        one.apply(dict)
+        (other.group_by("key", name="later") if is_later else other).set_timestamp(timed).apply(dict)
+
+    scene = Scene(build, [record("a", 900)], [record("b", 300)], delay=0)
+    scene.run()
+    scene.run()
+    assert (scene.driver.head.event_ms, scene.driver.head.watermark_ms) == ((900, 1_300), 900)
+
+
 def test_a_checkpoint_of_one_source_is_not_one_of_two() -> None:
     scene = Scene(lambda one, other: one.concat(other).apply(dict), [record("a")], [record("b")])
     scene.run()

@@ -6,9 +6,11 @@ import io
 import logging
 
 import pytest
+from msgspec.structs import replace
 
-from holdfast.log.manifest import Chain, Manifest
+from holdfast.log.manifest import Chain, Manifest, SparkBatch
 from holdfast.runtime import progress
+from holdfast.runtime.background import Reports, StreamingQuery
 from holdfast.runtime.progress import Progress
 from holdfast.testing import Harness
 
@@ -89,11 +91,33 @@ def test_elsewhere_a_line_is_logged_every_few_seconds(
 
 
 @pytest.mark.parametrize(
+    ("watermark_ms", "line", "report"),
+    [
+        (None, "", {}),
+        (1_000_000_000_250, ", watermark 2001-09-09 01:46:40 UTC", {"watermark": "2001-09-09T01:46:40.250Z"}),
+        (2**62, ", watermark 4,611,686,018,427,387,904 ms", {"watermark": "4,611,686,018,427,387,904 ms"}),
+    ],
+    ids=["none", "some", "any"],
+)
+def test_the_watermark_is_in_the_line_and_in_the_report(
+    manifest: Manifest, clock: list[float], watermark_ms: int | None, line: str, report: dict[str, str]
+) -> None:
+    batch = SparkBatch("query", 0, "offsets")
+    moved = replace(manifest, watermark_ms=watermark_ms, spark=batch)
+    stream = Terminal()
+    Progress("orders", stream).batch(moved, 0.1)
+    assert stream.getvalue().endswith(f", version 1{line}")
+    reports = Reports("orders", "operator", "source", "sink")
+    reports.batch(moved, 0.1)
+    query = StreamingQuery("orders", lambda: None, lambda: None, reports)
+    assert query.lastProgress is not None
+    assert query.lastProgress["eventTime"] == report
+
+
+@pytest.mark.parametrize(
     ("count", "shown"), [(0, "0 B"), (999, "999 B"), (1500, "2 KB"), (2_000_000, "2 MB"), (3_210_000_000, "3.2 GB")]
 )
 def test_sizes_are_shown_for_people(manifest: Manifest, clock: list[float], count: int, shown: str) -> None:
-    from msgspec.structs import replace
-
     first, *_ = manifest.partitions
     stream = Terminal()
     Progress("orders", stream).batch(replace(manifest, partitions=(replace(first, bytes=count),)), 0.1)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import Application, State, StreamingDataFrame
-from holdfast.errors import FixTheRecord, InvalidPipeline, UnsupportedKey, UnsupportedValue
+from holdfast.errors import FixTheRecord, InvalidPipeline, UnknownOption, UnsupportedKey, UnsupportedValue
 from holdfast.log.manifest import Chain, Manifest
+from holdfast.plan.program import Watermark
 from holdfast.runtime import processing
 from holdfast.state import timers
 from holdfast.state.timers import TimerIndex
@@ -446,6 +447,7 @@ def test_what_a_failing_timer_changed_is_undone_and_it_may_be_skipped() -> None:
         (lambda state: state.set_timer("x", "soon"), FixTheRecord, "int of ms"),
         (lambda state: state.set_timer("x", 2**63), UnsupportedValue, "range"),
         (lambda state: state.set("x", 1, ttl=timedelta(1), clock="sun"), UnsupportedValue, "event"),
+        (lambda state: state.set_timer("x", 2**70), UnsupportedValue, "64 bits"),
     ],
 )
 def test_what_is_no_timer_is_refused(call: Callable[[State], None], error: type[Exception], message: str) -> None:
@@ -467,15 +469,40 @@ def test_a_timer_needs_somebody_to_call_and_a_clock() -> None:
         h.run()
     h = Harness(timing)
     h.feed(("a", {"at": 1}))
-    with pytest.raises(InvalidPipeline, match="watermark_delay="):
+    with pytest.raises(InvalidPipeline, match=r"a timer by event time needs a watermark: .* watermark_delay="):
+        h.run()
+
+
+@pytest.mark.parametrize(("setter", "value"), [(State.set, 1), (State.set_bytes, b"1")])
+def test_a_value_that_ends_by_event_time_needs_a_watermark(setter: Callable[..., None], value: Any) -> None:
+    def remember(value: Any, state: State) -> None:
+        setter(state, "x", value, ttl=timedelta(seconds=1), clock="event")
+
+    h = Harness(lambda sdf: sdf.update(remember, stateful=True))
+    h.feed(("a", value))
+    with pytest.raises(InvalidPipeline, match=r"ttl= by event time needs a watermark: .* watermark_delay="):
         h.run()
 
 
 def test_the_options_of_the_watermark_are_checked(tmp_path: Any) -> None:
+    app = Application("app", state_dir=tmp_path, idle_timeout="1 minute")
+    app.dataframe(app.from_iterable([1])).print()
     with pytest.raises(InvalidPipeline, match="watermark_delay"):
-        Application("app", state_dir=tmp_path, idle_timeout="1 minute")
-    with pytest.raises(InvalidPipeline, match="negative"):
-        Application("app", state_dir=tmp_path, watermark_delay=-1)
+        app.run()
+    with pytest.raises(InvalidPipeline, match="watermark_delay"):
+        harness(watermark_delay=None, idle_timeout="1 minute")
+    for wrong in ({"watermark_delay": -1}, {"idle_timeout": -1}):
+        with pytest.raises(InvalidPipeline, match="negative"):
+            Application("app", state_dir=tmp_path, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(UnknownOption, match="duration"):
+        Application("app", state_dir=tmp_path, idle_timeout="soon")
+
+
+def test_an_idle_timeout_goes_with_the_delay_of_a_frame(tmp_path: Any) -> None:
+    app = Application("app", state_dir=tmp_path, idle_timeout="1 minute")
+    app.dataframe(app.from_iterable([1]), watermark_delay="2 seconds").print()
+    assert app._pipeline is not None
+    assert app._pipeline.watermark == Watermark(2_000, 60_000)
 
 
 def test_a_handler_may_yield_what_goes_on() -> None:
@@ -517,6 +544,13 @@ def test_a_value_ends_by_event_time_for_every_later_record() -> None:
     h.feed(("a", {"ttl": 50, "clock": "event"}, 100), ("a", {}, 149), ("a", {}, 150), ("a", {}, 120))
     h.run()
     assert h.values == [50, 50, None, 50]
+
+
+def test_an_end_that_does_not_fit_is_an_error_of_its_record() -> None:
+    h = Harness(lambda sdf: sdf.apply(with_an_end, stateful=True), watermark_delay=0)
+    h.feed(("a", {"ttl": 50, "clock": "event"}, 2**63 - 10))
+    with pytest.raises(UnsupportedValue, match="ttl= is out of range"):
+        h.run()
 
 
 @CLOCKS
