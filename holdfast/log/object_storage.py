@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -55,6 +55,8 @@ LARGE = 1 << 20
 """Bodies from this size on are sent with the patience for slow lines."""
 SLOWEST = 128 << 10
 """Bytes in a second: a line over which large bodies still get through."""
+AT_ONCE = 1000
+"""How many objects are deleted by one request, where the store can do that."""
 PIECE = 64 << 10
 """What a request has to bring of a large object before it may break off."""
 
@@ -173,6 +175,15 @@ class ObjectStorage:
             self._ask("delete", name, lambda store: store.delete(name))
         except Missing:
             return
+
+    def delete_all(self, names: Sequence[str]) -> None:
+        for first in range(0, len(names), AT_ONCE):
+            some = list(names[first : first + AT_ONCE])
+            try:
+                self._ask("delete", f"{some[0]} and {len(some) - 1} others", partial(_delete, names=some))
+            except Missing:  # some stores stop at a name that is not there, as after an answer that was lost
+                for name in some:
+                    self.delete(name)
 
     # -- transfers --------------------------------------------------------------------------------------------------
 
@@ -407,6 +418,10 @@ class _Keys:
 
     def __call__(self) -> dict[str, str | None]:
         return self._keys
+
+
+def _delete(store: ObjectStore, names: list[str]) -> None:
+    store.delete(names)
 
 
 def _begin(store: ObjectStore, name: str, offset: int) -> tuple[int, bytes, Iterator[bytes]]:

@@ -239,6 +239,31 @@ def test_what_is_to_be_deleted_is_gone(proxy: Proxy, storage: Storage, kind: str
     assert proxy.happened == {kind: 1}
 
 
+def test_many_are_deleted_by_few_requests(proxy: Proxy, storage: Storage) -> None:
+    names = [f"a/{number}" for number in range(20)]
+    for name in names:
+        storage.put(name, b"")
+    for kind in ("unavailable", "lost", "late"):  # the requests after the third one would be seen as late, too
+        proxy.inject(kind, "POST", "delete", 1 if kind != "late" else 100)
+    storage.delete_all(names)
+    assert storage.names("a/") == []
+    assert proxy.happened == {"unavailable": 1, "lost": 1, "late": 1}
+
+
+def test_where_a_store_stops_at_a_name_that_is_not_there_the_others_go_all_the_same(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Azure and Google do."""
+
+    def stops(store: Any, names: list[str]) -> None:
+        raise FileNotFoundError
+
+    storage.put("a/x", b"1")
+    monkeypatch.setattr(object_storage, "_delete", stops)
+    storage.delete_all(["a/never", "a/x"])
+    assert storage.names("a/") == []
+
+
 @pytest.mark.parametrize(
     "call",
     [
