@@ -105,8 +105,12 @@ def bring(store: Store, storage: Storage, recipe: Recipe) -> None:
             )  # fmt: skip
 
 
-def steps(store: Store, storage: Storage, recipe: Recipe) -> Iterator[int]:
-    """The same step by step: how many bytes each has brought. Whoever ends it early can go on with another one."""
+def steps(store: Store, storage: Storage, recipe: Recipe, left: list[Damaged] | None = None) -> Iterator[int]:
+    """The same step by step: how many bytes each has brought. Whoever ends it early can go on with another one.
+
+    If a way was left because it is damaged, that is added to `left`. Another one would begin with the same way again, and
+    undo what was fetched on the next.
+    """
     held = store.mark()
     if held == recipe.target:
         return
@@ -128,6 +132,8 @@ def steps(store: Store, storage: Storage, recipe: Recipe) -> Iterator[int]:
             except Damaged as damage:
                 damages.append(damage)
             logger.warning("partition %d: %s", recipe.partition, damages[-1])
+            if left is not None:
+                left.append(damages[-1])
         newest = Chain(storage).head()
         if newest is not None and newest.version > recipe.head:
             raise _zombie(recipe, "what it needs is gone", None) from damages[-1]

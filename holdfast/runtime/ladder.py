@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import Damaged, HoldfastError
 from holdfast.log.manifest import InstanceId
 from holdfast.log.recipe import Recipe, Walk, Way, plan, steps
 from holdfast.log.storage import Storage
@@ -103,7 +103,10 @@ def _fits(held: Mark, recipe: Recipe) -> bool:
 def _round(
     instance: InstanceId, recipes: Sequence[Recipe | None]
 ) -> Callable[[int, Storage, Stores], tuple[int, bool]]:
-    """A task that restores for a while: how many bytes it has brought, and whether there is more to do."""
+    """A task that restores for a while: how many bytes it has brought, and whether there is more to do.
+
+    One that has met damage goes on to the end, because the next round would not know of it.
+    """
 
     def task(partition: int, storage: Storage, stores: Stores) -> tuple[int, bool]:
         recipe = recipes[partition]
@@ -111,12 +114,13 @@ def _round(
             return 0, False
         brought = 0
         limit: float | None = None
+        damages: list[Damaged] = []
         with stores.open(instance, partition) as store:
-            for length in steps(store, storage, recipe):
+            for length in steps(store, storage, recipe, damages):
                 brought += length
                 now = time.monotonic()
                 limit = now + ROUND_S if limit is None else limit  # what came before the first step is no step
-                if now > limit:
+                if now > limit and not damages:
                     return brought, True
         return brought, False
 

@@ -436,6 +436,24 @@ def test_a_store_that_retention_has_left_behind_costs_a_round_one_read(monkeypat
     rig.assert_exact()
 
 
+@pytest.mark.timeout(60)
+def test_a_restore_in_rounds_comes_to_its_end_when_a_file_of_the_newest_snapshot_is_damaged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ladder, "ROUND_S", -1.0)
+    rig = Rig(stores=LocalStores(tmp_path / "disk"), every=10, keep=9)
+    rig.run(24)
+    for part in newest(rig).partitions:
+        rig.storage.objects[part.files[-1].name] = b"no longer"
+    rig.stores = LocalStores(tmp_path / "another disk")
+    rig.start()
+    recipes = recipes_for(rig.chain, rig.head)
+    climb("app", rig.runner, rig.storage, rig.head.instance, recipes, [EMPTY])
+    assert rig.runner.each(held_marks(rig.head.instance)) == [recipe.target for recipe in recipes]
+    rig.run(1)
+    rig.assert_exact()
+
+
 def test_the_time_of_a_round_begins_with_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the walk through the manifests takes, a round makes more than one step."""
     now = [0.0]
