@@ -461,7 +461,9 @@ class Application:
                 targets,
                 publisher=station.publisher if station is not None else None,
                 snapshots=snapshots,
-                restore=lambda instance, recipes: climb(self.name, runner, instance, recipes, runner.warmed_up()),
+                restore=lambda instance, recipes: climb(
+                    self.name, runner, self._storage, instance, recipes, runner.warmed_up()
+                ),
                 clock=now_ms,
                 holder=this_process(),
                 look_ms=round(limits.interval * 1000) if isinstance(pipeline.source, SparkSource) else 0,

@@ -17,7 +17,7 @@ from holdfast.kafka import names
 from holdfast.kafka.changelog import records
 from holdfast.kafka.publishing import Publisher, Route
 from holdfast.log.manifest import AttemptId, Chain, Manifest, ManifestId, PartitionCommit, new_id
-from holdfast.log.recipe import Recipe, bring, recipe_for
+from holdfast.log.recipe import Recipe, bring, recipes_for
 from holdfast.log.storage import Storage
 from holdfast.sinks.kafka import Tasks, shipment_of, surely_each
 from holdfast.state.documents import document_prefix
@@ -54,11 +54,11 @@ def backfilled(head: Manifest, changelogs: dict[str, str], holder: str) -> Manif
 
 def backfill(route: Route, chain: Chain, head: Manifest, to: Manifest, tasks: Tasks) -> int:
     """Publish the state at `head` as the whole content of the changelogs at `to`; the number of documents."""
-    recipes = [recipe_for(chain, head, partition) for partition in range(len(head.partitions))]
+    recipes = recipes_for(chain, head)
     return sum(surely_each(tasks, "fill the changelogs", _task(route, to, recipes)))
 
 
-def _task(route: Route, to: Manifest, recipes: list[Recipe]) -> Callable[[int, Storage, Any], int]:
+def _task(route: Route, to: Manifest, recipes: tuple[Recipe, ...]) -> Callable[[int, Storage, Any], int]:
     def task(partition: int, storage: Storage, stores: Any) -> int:
         publisher = Publisher(route, names.task_slot(partition), CHUNK)
         shipment = shipment_of(to, partition)

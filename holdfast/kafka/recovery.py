@@ -34,7 +34,7 @@ from holdfast.log.manifest import (
     empty_partitions,
     new_id,
 )
-from holdfast.log.recipe import recipe_for
+from holdfast.log.recipe import recipes_for
 from holdfast.plan.program import Program
 from holdfast.runtime.restoring import RestoreLine
 from holdfast.sinks.kafka import Tasks, surely_each
@@ -348,7 +348,7 @@ class Restore:
         jobs = [
             Round(
                 version,
-                recipe_for(self._chain, manifest, partition),
+                recipe,
                 goal.cleared[partition],
                 tuple(
                     (lane, since, end)
@@ -356,7 +356,7 @@ class Restore:
                     if lane.partition == partition
                 ),
             )
-            for partition in range(self._program.all_partitions)
+            for partition, recipe in enumerate(recipes_for(self._chain, manifest))
         ]
         commits: list[PartitionCommit] = surely_each(
             self._tasks,

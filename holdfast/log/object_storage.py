@@ -5,6 +5,10 @@ request may be answered by an error, late, or not at all although it was carried
 put that meets its name taken reads it back. Its very own bytes mean that an earlier request of the same put has
 succeeded, other bytes that the name is another's, and none that the store is still deciding.
 
+A transfer may take long as long as it moves. What is received goes on where it broke off, so every request only has to bring
+something. What is sent cannot go on: large bodies go in parts, and have the time that a slow line needs. Parts have no
+condition, so they are for names that have one writer; a manifest is always one conditional put.
+
 What the user gave, or the environment of the process that opened the storage, is in the vault; a pickle has the URL and
 a token. The store's own words stay out of errors, but for status and code: they may hold signatures and tokens.
 """
@@ -16,8 +20,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -42,9 +47,18 @@ if TYPE_CHECKING:
 PATIENCE_S = 30.0
 """How long a request that may yet succeed is sent again."""
 REQUEST_S = 60.0
-"""How long one request may take, with its body."""
+"""How long one request may take, with its body; one that sends a large body may take longer, see `SLOWEST`."""
 PART = 8 << 20
-"""Files up to this size are one conditional put; larger ones go in parts of it."""
+"""What is up to this size is one conditional put; larger files and deltas go in parts of it."""
+PARTS_AT_ONCE = 4
+LARGE = 1 << 20
+"""Bodies from this size on are sent with the patience for slow lines."""
+SLOWEST = 128 << 10
+"""Bytes in a second: a line over which large bodies still get through."""
+AT_ONCE = 1000
+"""How many objects are deleted by one request, where the store can do that."""
+PIECE = 64 << 10
+"""What a request has to bring of a large object before it may break off."""
 
 SCHEMES = ("s3", "gs", "az")
 _ENVIRONMENT = {
@@ -75,6 +89,8 @@ _KEYS = ("access_key_id", "secret_access_key", "session_token")
 _NO_OBJECT = ("NoSuchKey", "BlobNotFound", None)
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _AGAIN = (408, 409, 429)
+_AGAIN_CODES = ("RequestTimeout",)
+"""S3's 400 for a body that did not arrive in time."""
 _METADATA = re.compile(r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity")
 
 Result = TypeVar("Result")
@@ -117,26 +133,35 @@ class ObjectStorage:
     # -- the port --------------------------------------------------------------------------------------------------
 
     def put(self, name: str, data: bytes) -> None:
-        self._ask("put", name, lambda store: self._create(store, name, data))
+        """As the port says; but of data in several parts, which only names with one writer have, see `put_file`."""
+        if len(data) > PART and paths.has_one_writer(name):
+            self._put_parts(name, data)
+        else:
+            self._put_whole(name, data)
 
     def get(self, name: str) -> bytes:
-        return self._ask("get", name, lambda store: bytes(store.get(name).bytes()))
+        return b"".join(self._pieces(name))
 
     def put_file(self, name: str, path: Path) -> None:
         """As `put`; but that the name is free is only looked up before a file of several parts, not a condition of it."""
         try:
             if path.stat().st_size <= PART:
-                data = path.read_bytes()
-                self._ask("put", name, lambda store: self._create(store, name, data))
-                return
-            if self._has(name):
-                raise Exists(name)
-            self._ask("put", name, lambda store: store.put(name, path, chunk_size=PART, max_concurrency=4))
+                self._put_whole(name, path.read_bytes())
+            else:
+                self._put_parts(name, path)
         except OSError as error:
             raise_as_storage_error(error, path)
 
     def get_file(self, name: str, path: Path) -> None:
-        self._ask("get", name, lambda store: _download(store, name, path))
+        pieces = self._pieces(name)
+        first = next(pieces, b"")
+        try:
+            with path.open("wb") as file:
+                file.write(first)
+                for piece in pieces:
+                    file.write(piece)
+        except OSError as error:
+            raise_as_storage_error(error, path)
 
     def names(self, prefix: str) -> list[str]:
         return sorted(self.sizes(prefix))
@@ -150,6 +175,50 @@ class ObjectStorage:
             self._ask("delete", name, lambda store: store.delete(name))
         except Missing:
             return
+
+    def delete_all(self, names: Sequence[str]) -> None:
+        for first in range(0, len(names), AT_ONCE):
+            some = list(names[first : first + AT_ONCE])
+            try:
+                self._ask("delete", f"{some[0]} and {len(some) - 1} others", partial(_delete, names=some))
+            except Missing:  # some stores stop at a name that is not there, as after an answer that was lost
+                for name in some:
+                    self.delete(name)
+
+    # -- transfers --------------------------------------------------------------------------------------------------
+
+    def _put_whole(self, name: str, data: bytes) -> None:
+        self._ask("put", name, lambda store: self._create(store, name, data), sends=len(data))
+
+    def _put_parts(self, name: str, data: bytes | Path) -> None:
+        if self._has(name):
+            raise Exists(name)
+        self._ask(
+            "put",
+            name,
+            lambda store: store.put(name, data, use_multipart=True, chunk_size=PART, max_concurrency=PARTS_AT_ONCE),
+            sends=PART,
+        )
+
+    def _pieces(self, name: str) -> Iterator[bytes]:
+        """The bytes of `name`. A transfer that breaks off goes on where it was, as often as it has brought something."""
+        from obstore.exceptions import BaseError
+
+        offset = 0
+        while True:
+            size, piece, rest = self._ask("get", name, partial(_begin, name=name, offset=offset))
+            try:
+                while piece:
+                    offset += len(piece)
+                    yield piece
+                    piece = next(rest, b"")
+                return
+            except BaseError as error:
+                if offset >= size:
+                    return
+                logger.debug(
+                    "%s: get of %s broke off after %d of %d bytes", self.url, name, offset, size, exc_info=error
+                )
 
     # -- the condition ---------------------------------------------------------------------------------------------
 
@@ -192,15 +261,18 @@ class ObjectStorage:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def _ask(self, verb: str, name: str, request: Callable[[ObjectStore], Result]) -> Result:
-        """What `request` returns. While its failure may pass, it is sent again: at least once, however long it took."""
+    def _ask(self, verb: str, name: str, request: Callable[[ObjectStore], Result], *, sends: int = 0) -> Result:
+        """What `request` returns. While its failure may pass, it is sent again: at least once, however long it took.
+
+        `sends` is the size of its body, if it has one.
+        """
         from obstore.exceptions import BaseError
 
         limit = time.monotonic() + PATIENCE_S
         pause = 0.1
         for attempt in count(1):
             try:
-                return request(self._store())
+                return request(self._store(is_large=sends >= LARGE))
             except (BaseError, FileNotFoundError, _UndecidedError) as error:
                 answer = _Answer(error)
                 if not answer.may_pass or (attempt > 1 and time.monotonic() + pause > limit):
@@ -236,16 +308,17 @@ class ObjectStorage:
             )
         raise kind(f"{self.url}: {verb} of {name} failed ({answer}); {advice}", url=self.url, name=name) from None
 
-    def _store(self) -> ObjectStore:
-        """The client of this process: one that a fork inherited has no threads."""
-        place = (os.getpid(), self.url, self._token)
+    def _store(self, *, is_large: bool = False) -> ObjectStore:
+        """The client of this process: one that a fork inherited has no threads. What is large has one of its own."""
+        place = (os.getpid(), self.url, self._token, is_large)
         if place not in _stores:
-            _stores[place] = _opened(self.url, vault.settings_of(self._token))
+            limit_s = REQUEST_S + (PARTS_AT_ONCE * PART / SLOWEST if is_large else 0)
+            _stores[place] = _opened(self.url, vault.settings_of(self._token), limit_s)
         return _stores[place]
 
 
-_stores: dict[tuple[int, str, str], ObjectStore] = {}
-"""By process, URL and token."""
+_stores: dict[tuple[int, str, str, bool], ObjectStore] = {}
+"""By process, URL, token, and whether it sends large bodies."""
 
 
 class _UndecidedError(Exception):
@@ -264,7 +337,12 @@ class _Answer:
         self.code = code.group(1) if code else None
         self.no_credentials = _METADATA.search(text) is not None
         self.is_missing = isinstance(error, FileNotFoundError) and self.code in _NO_OBJECT
-        self.is_refusal = self.status is not None and 300 <= self.status < 500 and self.status not in _AGAIN
+        self.is_refusal = (
+            self.status is not None
+            and 300 <= self.status < 500
+            and self.status not in _AGAIN
+            and self.code not in _AGAIN_CODES
+        )
         self.is_unsupported = self.status == 501 or self._kind in ("NotSupportedError", "NotImplementedError")
         self.may_pass = not (self.no_credentials or self.is_missing or self.is_refusal or self.is_unsupported)
 
@@ -295,7 +373,7 @@ def _plain(scheme: str, name: str) -> str:
     return name
 
 
-def _opened(url: str, settings: Mapping[str, str]) -> ObjectStore:
+def _opened(url: str, settings: Mapping[str, str], limit_s: float) -> ObjectStore:
     try:
         from obstore.exceptions import BaseError, UnknownConfigurationKeyError
         from obstore.store import AzureStore, GCSStore, S3Store
@@ -312,7 +390,7 @@ def _opened(url: str, settings: Mapping[str, str]) -> ObjectStore:
             prefix=parts.path.strip("/") or None,
             config=config,
             credential_provider=keys,
-            client_options={"timeout": timedelta(seconds=REQUEST_S), "allow_http": plain_http},
+            client_options={"timeout": timedelta(seconds=limit_s), "allow_http": plain_http},
             retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=PATIENCE_S)},
         )
     except UnknownConfigurationKeyError as error:
@@ -342,11 +420,12 @@ class _Keys:
         return self._keys
 
 
-def _download(store: ObjectStore, name: str, path: Path) -> None:
-    answer = store.get(name)
-    try:
-        with path.open("wb") as file:
-            for chunk in answer.stream(min_chunk_size=1 << 20):
-                file.write(chunk)
-    except OSError as error:
-        raise_as_storage_error(error, path)
+def _delete(store: ObjectStore, names: list[str]) -> None:
+    store.delete(names)
+
+
+def _begin(store: ObjectStore, name: str, offset: int) -> tuple[int, bytes, Iterator[bytes]]:
+    """The size of an object, its first bytes from `offset` on, and the rest of them."""
+    answer = store.get(name, options={"range": {"offset": offset}} if offset else None)
+    stream = iter(answer.stream(min_chunk_size=PIECE))
+    return answer.meta["size"], next(stream, b""), stream

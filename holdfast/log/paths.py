@@ -88,6 +88,11 @@ def version_of(name: str) -> int:
     return int(name.rsplit("/", 1)[-1][:20])
 
 
+def has_one_writer(name: str) -> bool:
+    """Whether nobody but its writer can ever ask for a name: there is a random id in it."""
+    return name.startswith((DELTAS, OUTBOX, SNAPSHOT_FILES, f"{SPARK}/"))
+
+
 def is_named_well(name: str) -> bool:
     """Whether a name could be one that this module built: it begins with a version."""
     return _VERSIONED.match(name.rsplit("/", 1)[-1]) is not None

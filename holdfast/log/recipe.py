@@ -5,6 +5,9 @@ is further behind, or holds something else, walks the manifests back from the re
 version that it holds, if that is cheapest; from a snapshot, the newest first; or from the base, the version at which the
 state was last empty. A way that turns out to be damaged is left for the next one. A delta is never skipped.
 
+Who restores many partitions, or one in many steps, walks once and shares the walk: `Walk.lengthened` makes recipes that
+carry everything the walk has passed, so that nobody reads these manifests again.
+
 Trust no store unless the chain lists its very (version, attempt): otherwise it is wiped and built again. A store that
 is ahead of the recipe means that this task is the old one: it fails and never wipes.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -67,16 +70,26 @@ class Recipe(msgspec.Struct, frozen=True):
         return self.tail[-1].mark if self.tail else self.base_mark
 
 
-def recipe_for(chain: Chain, manifest: Manifest, partition: int, known: Recipe | None = None) -> Recipe:
-    """The recipe for `manifest`; `known` is that of its parent, if it is at hand."""
-    tail: tuple[Stride, ...]
+def recipes_for(chain: Chain, manifest: Manifest, known: Sequence[Recipe] = ()) -> tuple[Recipe, ...]:
+    """The recipes of all partitions for `manifest`; `known` are those of its parent, if they are at hand.
+
+    Otherwise the last few manifests are read, each once.
+    """
+    partitions = range(len(manifest.partitions))
+    tails: list[tuple[Stride, ...]]
     if manifest.base == manifest.version:
-        tail = ()
-    elif known is not None and known.head_id == manifest.parent:
-        tail = (*known.tail, _stride(manifest, partition))[-TAIL:]
+        tails = [() for _ in partitions]
+    elif known and known[0].head_id == manifest.parent:
+        tails = [(*known[partition].tail, _stride(manifest, partition))[-TAIL:] for partition in partitions]
     else:
-        tail = _tail(chain, manifest, partition)
-    return Recipe(partition, manifest.version, manifest.id, manifest.base, manifest.base_id, tail)
+        last = _last(chain, manifest)
+        tails = [tuple(_stride(one, partition) for one in last) for partition in partitions]
+    return tuple(_recipe(manifest, partition, tail) for partition, tail in enumerate(tails))
+
+
+def recipe_for(chain: Chain, manifest: Manifest, partition: int) -> Recipe:
+    """The same for one partition."""
+    return _recipe(manifest, partition, tuple(_stride(one, partition) for one in _last(chain, manifest)))
 
 
 def bring(store: Store, storage: Storage, recipe: Recipe) -> None:
@@ -92,8 +105,12 @@ def bring(store: Store, storage: Storage, recipe: Recipe) -> None:
             )  # fmt: skip
 
 
-def steps(store: Store, storage: Storage, recipe: Recipe) -> Iterator[int]:
-    """The same step by step: how many bytes each has brought. Whoever ends it early can go on with another one."""
+def steps(store: Store, storage: Storage, recipe: Recipe, left: list[Damaged] | None = None) -> Iterator[int]:
+    """The same step by step: how many bytes each has brought. Whoever ends it early can go on with another one.
+
+    If a way was left because it is damaged, that is added to `left`. Another one would begin with the same way again, and
+    undo what was fetched on the next.
+    """
     held = store.mark()
     if held == recipe.target:
         return
@@ -115,6 +132,8 @@ def steps(store: Store, storage: Storage, recipe: Recipe) -> Iterator[int]:
             except Damaged as damage:
                 damages.append(damage)
             logger.warning("partition %d: %s", recipe.partition, damages[-1])
+            if left is not None:
+                left.append(damages[-1])
         newest = Chain(storage).head()
         if newest is not None and newest.version > recipe.head:
             raise _zombie(recipe, "what it needs is gone", None) from damages[-1]
@@ -133,11 +152,14 @@ def steps(store: Store, storage: Storage, recipe: Recipe) -> Iterator[int]:
     )
 
 
-def plan(storage: Storage, recipe: Recipe, held: Mark) -> Way | None:
-    """How a store that holds `held` would be brought to the recipe's version; None if there is nothing to do or no way."""
+def plan(storage: Storage, recipe: Recipe, held: Mark, walk: Walk | None = None) -> Way | None:
+    """How a store that holds `held` would be brought to the recipe's version; None if there is nothing to do or no way.
+
+    `walk` is one from the same head that is shared with others.
+    """
     if held == recipe.target or held.version > recipe.head:
         return None
-    return next(_ways(storage, recipe, held, [], []), None)
+    return next(_ways(storage, recipe, held, [], [], walk), None)
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -176,14 +198,21 @@ class Way(msgspec.Struct, frozen=True):
             yield stride.delta.length if stride.delta is not None else 0
 
 
-def _ways(storage: Storage, recipe: Recipe, held: Mark, known: list[int], damages: list[Damaged]) -> Iterator[Way]:
+def _ways(
+    storage: Storage,
+    recipe: Recipe,
+    held: Mark,
+    known: list[int],
+    damages: list[Damaged],
+    walk: Walk | None = None,
+) -> Iterator[Way]:
     """The ways from `held` to the head, the best first; what stands in the way of one is added to `damages`.
 
     The snapshots are listed only if they are needed, and added to `known`.
     """
-    walk = _Walk(storage, recipe)
+    walk = walk or Walk(storage, recipe)
     if any(stride.mark == held for stride in recipe.tail):
-        yield Way(None, held, walk.after(held) or [])
+        yield Way(None, held, walk.after(recipe, held) or [])
         own = None
     else:
         own = _own_way(walk, recipe, held)
@@ -193,7 +222,7 @@ def _ways(storage: Storage, recipe: Recipe, held: Mark, known: list[int], damage
             continue
         try:
             part = read_snapshot(storage, version).partitions[recipe.partition]
-            strides = walk.after(part.mark)
+            strides = walk.after(recipe, part.mark)
         except Damaged as damage:
             logger.warning("partition %d: %s", recipe.partition, damage)
             damages.append(damage)
@@ -209,17 +238,17 @@ def _ways(storage: Storage, recipe: Recipe, held: Mark, known: list[int], damage
     if own is not None:
         yield own
     try:
-        strides = walk.after(recipe.base_mark)
+        strides = walk.after(recipe, recipe.base_mark)
     except Damaged as damage:
         damages.append(damage)
         return
     yield Way(None, EMPTY, strides or [])
 
 
-def _own_way(walk: _Walk, recipe: Recipe, held: Mark) -> Way | None:
+def _own_way(walk: Walk, recipe: Recipe, held: Mark) -> Way | None:
     """From what the store holds, if the chain lists it."""
     try:
-        strides = walk.after(held)
+        strides = walk.after(recipe, held)
     except Damaged as damage:
         logger.debug("partition %d: the way from version %d is gone", recipe.partition, held.version, exc_info=damage)
         return None
@@ -230,19 +259,18 @@ def _own_way(walk: _Walk, recipe: Recipe, held: Mark) -> Way | None:
     return None
 
 
-class _Walk:
-    """The way back from a recipe's head, manifest by manifest, as far as anyone asked."""
+class Walk:
+    """The way back from the head of a recipe, manifest by manifest, as far as anyone asked; all partitions can share it."""
 
     def __init__(self, storage: Storage, recipe: Recipe) -> None:
         self._chain = Chain(storage)
-        self._recipe = recipe
-        self._strides: list[Stride] = []
-        """Newest first, down to the one after `_at`."""
-        self._at: Manifest | None = None
+        self._head = recipe.head
+        self._head_id = recipe.head_id
+        self._passed: list[Manifest] = []
+        """Newest first, without a gap."""
 
-    def after(self, mark: Mark) -> list[Stride] | None:
+    def after(self, recipe: Recipe, mark: Mark) -> list[Stride] | None:
         """What leads from `mark` to the head, oldest first; None if the chain does not list it."""
-        recipe = self._recipe
         marks = [stride.mark for stride in recipe.tail]
         if mark in marks:
             return list(recipe.tail[marks.index(mark) + 1 :])
@@ -250,25 +278,32 @@ class _Walk:
             return None
         if mark == recipe.base_mark and recipe.head - recipe.base == len(recipe.tail):
             return list(recipe.tail)
+        if marks and mark.version >= marks[0].version:
+            return None
         at = self._back_to(mark.version)
         if mark != recipe.base_mark and _stride(at, recipe.partition).mark != mark:
             return None
-        return [stride for stride in reversed(self._strides) if stride.version > mark.version]
+        return [_stride(one, recipe.partition) for one in reversed(self._passed) if one.version > mark.version]
+
+    def lengthened(self, recipe: Recipe) -> Recipe:
+        """The recipe with everything that was passed: with it nobody has to read these manifests again."""
+        passed = [one for one in reversed(self._passed) if one.version > recipe.base]
+        if len(passed) <= len(recipe.tail):
+            return recipe
+        return msgspec.structs.replace(recipe, tail=tuple(_stride(one, recipe.partition) for one in passed))
 
     def _back_to(self, version: int) -> Manifest:
-        recipe = self._recipe
-        if self._at is None:
-            self._at = self._chain.read(recipe.head)
-            if self._at.id != recipe.head_id:
-                name = paths.manifest(recipe.head)
+        if not self._passed:
+            head = self._chain.read(self._head)
+            if head.id != self._head_id:
+                name = paths.manifest(self._head)
                 raise Damaged(f"{name} is not the commit that this task was told to continue", name=name)
-        while self._at.version > version:
-            parent = self._chain.parent_of(self._at)
-            self._strides.append(_stride(self._at, recipe.partition))
-            self._at = parent
-        if self._at.version == version:
-            return self._at
-        return self._chain.read(version)  # it was passed before, and checked
+            self._passed.append(head)
+        if self._passed[-1].version > version:
+            self._chain.read(version)  # one that retention has removed is not worth the walk
+        while self._passed[-1].version > version:
+            self._passed.append(self._chain.parent_of(self._passed[-1]))
+        return self._passed[self._head - version]
 
 
 def _zombie(recipe: Recipe, why: str, held: int | None) -> ZombieTask:
@@ -281,19 +316,23 @@ def _zombie(recipe: Recipe, why: str, held: int | None) -> ZombieTask:
     )
 
 
-def _tail(chain: Chain, manifest: Manifest, partition: int) -> tuple[Stride, ...]:
-    """The strides of the last versions up to `manifest`: `TAIL` of them, or as many as there are."""
-    strides: list[Stride] = []
+def _last(chain: Chain, manifest: Manifest) -> list[Manifest]:
+    """The last manifests up to `manifest`, oldest first: `TAIL` of them, or as many as there are after the base."""
+    last: list[Manifest] = []
     stop = max(manifest.base, manifest.version - TAIL)
     while manifest.version > stop:
-        strides.append(_stride(manifest, partition))
+        last.append(manifest)
         try:
             manifest = chain.parent_of(manifest)
         except Damaged:
             if not may_be_removed(chain.storage, manifest.version - 1):
                 raise
             break
-    return tuple(reversed(strides))
+    return last[::-1]
+
+
+def _recipe(manifest: Manifest, partition: int, tail: tuple[Stride, ...]) -> Recipe:
+    return Recipe(partition, manifest.version, manifest.id, manifest.base, manifest.base_id, tail)
 
 
 def _stride(manifest: Manifest, partition: int) -> Stride:

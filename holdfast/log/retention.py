@@ -15,9 +15,10 @@ Why this is safe, whoever runs it, however late, and beside whom:
 - a file that no visible snapshot names may belong to an upload that is under way. It carries the version that it was uploaded
   for, and is removed only if a newer snapshot is visible: an upload that finds a newer one gives up, and the snapshots after it
   refer to files of the newest only;
-- manifests go in ascending order. A driver that was overtaken so long ago that the manifest which would fence it is gone
-  finds its put successful and, looking back, the manifest before it gone as well: it is fenced all the same (`Chain.commit`).
-  So is one that was about to begin the checkpoint: after version 0 it finds later ones.
+- manifests go one by one, in ascending order; the order of all else does not matter, so it goes together. A driver that was
+  overtaken so long ago that the manifest which would fence it is gone finds its put successful and, looking back, the manifest
+  before it gone as well: it is fenced all the same (`Chain.commit`). So is one that was about to begin the checkpoint: after
+  version 0 it finds later ones.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def clear_up(storage: Storage, keep: int, now_ms: int) -> Removed | None:
         _remove(storage, storage.sizes(paths.DELTAS), before=floor + 1),
         _remove(storage, storage.sizes(paths.OUTBOX), before=floor + 1),
         _remove(storage, _spark_files(storage), before=floor, but=_sparks_own(storage, floor)),
-        _remove(storage, storage.sizes(paths.COMMITS), before=floor),
+        _remove(storage, storage.sizes(paths.COMMITS), before=floor, in_order=True),
         _remove(storage, marks, before=floor, but=sorted(marks)[-1:]),
     ]
     reach("retention.done", floor)
@@ -95,10 +96,15 @@ def _sparks_own(storage: Storage, version: int) -> list[str]:
     return [file.name for file in Chain(storage).read(version).spark_files.values()]
 
 
-def _remove(storage: Storage, sizes: dict[str, int], *, before: int, but: Iterable[str] = ()) -> tuple[int, int]:
-    """Remove, in ascending order, what is of a version before `before`; how many files and bytes that were."""
+def _remove(
+    storage: Storage, sizes: dict[str, int], *, before: int, but: Iterable[str] = (), in_order: bool = False
+) -> tuple[int, int]:
+    """Remove what is of a version before `before`, if so asked the oldest first; how many files and bytes that were."""
     spared = set(but)
     doomed = sorted(name for name in sizes if paths.version_of(name) < before and name not in spared)
-    for name in doomed:
-        storage.delete(name)
+    if in_order:
+        for name in doomed:
+            storage.delete(name)
+    else:
+        storage.delete_all(doomed)
     return len(doomed), sum(sizes[name] for name in doomed)

@@ -13,7 +13,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol
 
@@ -55,6 +55,9 @@ class Storage(Protocol):
 
     def delete(self, name: str) -> None:
         """Remove `name`; nothing happens if there is none."""
+
+    def delete_all(self, names: Sequence[str]) -> None:
+        """Remove all of these, in any order; after an exception some may be there and others not."""
 
 
 class LocalStorage:
@@ -143,6 +146,10 @@ class LocalStorage:
             (self.root / name).unlink(missing_ok=True)
         except OSError as error:
             raise_as_storage_error(error, self.root / name)
+
+    def delete_all(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.delete(name)
 
 
 def raise_as_storage_error(error: OSError, path: Path) -> NoReturn:

@@ -53,7 +53,7 @@ from holdfast.log.manifest import (
     empty_partitions,
     new_id,
 )
-from holdfast.log.recipe import Recipe, recipe_for
+from holdfast.log.recipe import Recipe, recipes_for
 from holdfast.log.snapshot import may_be_removed
 from holdfast.log.storage import Exists, Missing
 from holdfast.plan.program import Program, check_fits
@@ -504,10 +504,7 @@ class Driver:
         self._snapshots.committed(manifest)
 
     def _take(self, manifest: Manifest) -> None:
-        self._recipes = tuple(
-            recipe_for(self._chain, manifest, partition, self._recipes[partition] if self._recipes else None)
-            for partition in range(len(manifest.partitions))
-        )
+        self._recipes = recipes_for(self._chain, manifest, self._recipes)
         self.head = manifest
 
     # -- 5: delivery ---------------------------------------------------------------------------------------

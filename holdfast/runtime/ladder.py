@@ -6,7 +6,8 @@
     no snapshot                                        every delta since the state was last empty
 
 Partitions restore in parallel and in rounds of a few seconds, so that the driver can say how far they are. A restore that is
-interrupted, also by the end of a round, goes on where it stopped.
+interrupted, also by the end of a round, goes on where it stopped. The driver walks the manifests, once for all partitions, and
+the rounds get recipes that reach as far back as they have to: each manifest is read once, however many rounds there are.
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
-from holdfast.errors import HoldfastError
+from holdfast.errors import Damaged, HoldfastError
 from holdfast.log.manifest import InstanceId
-from holdfast.log.recipe import Recipe, plan, steps
+from holdfast.log.recipe import Recipe, Walk, Way, plan, steps
 from holdfast.log.storage import Storage
 from holdfast.runtime.restoring import RestoreLine
 from holdfast.runtime.task import Stores
@@ -38,17 +37,6 @@ class Tasks(Protocol):
         """What it returned, by partition. An exception means that some may not have run."""
 
 
-class Need(msgspec.Struct, frozen=True):
-    """What a partition has to read."""
-
-    length: int
-    deltas: int
-    snapshot: int | None
-    """Of which version."""
-    is_empty: bool
-    """Whether there is nothing to begin with."""
-
-
 def held_marks(instance: InstanceId) -> Callable[[int, Storage, Stores], Mark]:
     """What the local store of each partition holds."""
 
@@ -59,7 +47,14 @@ def held_marks(instance: InstanceId) -> Callable[[int, Storage, Stores], Mark]:
     return task
 
 
-def climb(app: str, tasks: Tasks, instance: InstanceId, recipes: Sequence[Recipe], held: Sequence[Mark] | None) -> None:
+def climb(
+    app: str,
+    tasks: Tasks,
+    storage: Storage,
+    instance: InstanceId,
+    recipes: Sequence[Recipe],
+    held: Sequence[Mark] | None,
+) -> None:
     """Restore the partitions that are not nearly there; `held` is what some of them hold, if that is known already.
 
     If those fit, so do the others: they were kept and lost together. If not, the first batch restores them.
@@ -67,7 +62,7 @@ def climb(app: str, tasks: Tasks, instance: InstanceId, recipes: Sequence[Recipe
     if held is None or all(_fits(mark, recipe) for mark, recipe in zip(held, recipes, strict=False)):
         return
     try:
-        _restore(app, tasks, instance, recipes)
+        _restore(app, tasks, storage, instance, recipes)
     except HoldfastError:
         raise
     except Exception as error:  # a worker or an executor was lost: the first batch goes on with it
@@ -75,20 +70,27 @@ def climb(app: str, tasks: Tasks, instance: InstanceId, recipes: Sequence[Recipe
         logger.debug("interrupted by", exc_info=error)
 
 
-def _restore(app: str, tasks: Tasks, instance: InstanceId, recipes: Sequence[Recipe]) -> None:
-    needs = tasks.each(_need(instance, recipes))
-    for partition, need in enumerate(needs):
-        if need is not None:
-            logger.info("%s: partition %d: %s", app, partition, _rung(need))
-    total = sum(need.length for need in needs if need is not None)
-    if not any(needs):
+def _restore(app: str, tasks: Tasks, storage: Storage, instance: InstanceId, recipes: Sequence[Recipe]) -> None:
+    held = tasks.each(held_marks(instance))
+    walk = Walk(storage, recipes[0])
+    left: list[Recipe | None] = [None for _ in recipes]
+    total = 0
+    for partition, (recipe, mark) in enumerate(zip(recipes, held, strict=True)):
+        way = None if _fits(mark, recipe) else plan(storage, recipe, mark, walk)
+        if way is not None:
+            logger.info("%s: partition %d: %s", app, partition, _rung(way))
+            left[partition] = recipe
+            total += way.length
+    if not any(left):
         return
+    left = [None if recipe is None else walk.lengthened(recipe) for recipe in left]
     line = RestoreLine(app, "the checkpoint", total / 1e6, "MB")
     done = 0
     while True:
-        rounds = tasks.each(_round(instance, recipes))
+        rounds = tasks.each(_round(instance, left))
         done += sum(length for length, _ in rounds)
-        if not any(is_left for _, is_left in rounds):
+        left = [recipe if is_left else None for recipe, (_, is_left) in zip(left, rounds, strict=True)]
+        if not any(left):
             break
         line.show(min(done, total) / 1e6)
     line.end()
@@ -98,42 +100,37 @@ def _fits(held: Mark, recipe: Recipe) -> bool:
     return held == recipe.target or held.version > recipe.head or any(stride.mark == held for stride in recipe.tail)
 
 
-def _need(instance: InstanceId, recipes: Sequence[Recipe]) -> Callable[[int, Storage, Stores], Need | None]:
-    def task(partition: int, storage: Storage, stores: Stores) -> Need | None:
-        recipe = recipes[partition]
-        with stores.open(instance, partition) as store:
-            held = store.mark()
-        way = None if _fits(held, recipe) else plan(storage, recipe, held)
-        if way is None:
-            return None
-        snapshot = None if way.snapshot is None else way.snapshot.version
-        return Need(way.length, len(way.strides), snapshot, way.since == EMPTY)
+def _round(
+    instance: InstanceId, recipes: Sequence[Recipe | None]
+) -> Callable[[int, Storage, Stores], tuple[int, bool]]:
+    """A task that restores for a while: how many bytes it has brought, and whether there is more to do.
 
-    return task
-
-
-def _round(instance: InstanceId, recipes: Sequence[Recipe]) -> Callable[[int, Storage, Stores], tuple[int, bool]]:
-    """A task that restores for a while: how many bytes it has brought, and whether there is more to do."""
+    One that has met damage goes on to the end, because the next round would not know of it.
+    """
 
     def task(partition: int, storage: Storage, stores: Stores) -> tuple[int, bool]:
-        limit = time.monotonic() + ROUND_S
+        recipe = recipes[partition]
+        if recipe is None:
+            return 0, False
         brought = 0
+        limit: float | None = None
+        damages: list[Damaged] = []
         with stores.open(instance, partition) as store:
-            if _fits(store.mark(), recipes[partition]):
-                return 0, False
-            for length in steps(store, storage, recipes[partition]):
+            for length in steps(store, storage, recipe, damages):
                 brought += length
-                if time.monotonic() > limit:
+                now = time.monotonic()
+                limit = now + ROUND_S if limit is None else limit  # what came before the first step is no step
+                if now > limit and not damages:
                     return brought, True
         return brought, False
 
     return task
 
 
-def _rung(need: Need) -> str:
-    deltas = f"{need.deltas:,} deltas"
-    if need.snapshot is not None:
-        return f"the snapshot of version {need.snapshot:,} and {deltas}, {need.length / 1e6:,.1f} MB"
-    if need.is_empty:
-        return f"from the beginning: {deltas}, {need.length / 1e6:,.1f} MB"
-    return f"{deltas} behind, {need.length / 1e6:,.1f} MB"
+def _rung(way: Way) -> str:
+    deltas = f"{len(way.strides):,} deltas"
+    if way.snapshot is not None:
+        return f"the snapshot of version {way.snapshot.version:,} and {deltas}, {way.length / 1e6:,.1f} MB"
+    if way.since == EMPTY:
+        return f"from the beginning: {deltas}, {way.length / 1e6:,.1f} MB"
+    return f"{deltas} behind, {way.length / 1e6:,.1f} MB"

@@ -69,6 +69,17 @@ def test_what_was_deleted_is_missing_and_its_name_is_free(storage: Storage) -> N
     assert storage.get("a/x") == b"2"
 
 
+def test_many_are_deleted_together_and_nothing_else(storage: Storage) -> None:
+    names = [f"a/{number:05}" for number in range(1100)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: storage.put(name, b""), names))
+    storage.delete_all([])
+    storage.delete_all([*names[1:], "a/never", "b/never"])
+    assert storage.names("a/") == names[:1]
+    storage.delete_all(names[:3])
+    assert storage.names("a/") == []
+
+
 def test_a_listing_has_what_is_right_below_a_prefix_in_order_and_with_its_length(storage: Storage) -> None:
     for name in ("a/2", "a/1", "a/10", "a/deeper/3", "ab/4", "b/5"):
         storage.put(name, b"x" * len(name))

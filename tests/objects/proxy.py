@@ -8,15 +8,19 @@ late          the request is passed on after a while
 lost          the server carries it out; its answer never arrives, and the connection is cut
 silent        the same, and the connection stays open
 cut           half of the body of the answer arrives
+slow          the bodies of request and answer flow steadily, `PACE` bytes in a second
+timeout       400, as S3 answers when the body of a request does not arrive; the server never hears of it
 overwrites    the server is one that ignores If-None-Match: what was there is gone before the request arrives
 """
 
 from __future__ import annotations
 
 import http.client
+import io
 import socket
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -24,6 +28,8 @@ from typing import Any
 from gateway import HOST, Gateway
 
 LATE_S = 1.0
+PACE = 2 << 20
+PIECE = 64 << 10
 
 
 @dataclass
@@ -84,8 +90,9 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def pass_on(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             fault = proxy.fault(self.command, self.path)
+            length = int(self.headers.get("Content-Length", 0))
+            body = b"".join(self.paced(self.rfile.read, length)) if fault == "slow" else self.rfile.read(length)
             if fault in _REFUSALS:
                 status, code = _REFUSALS[fault]
                 self.answer(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
@@ -106,6 +113,9 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
                 return
             headers = {name: value for name, value in answer.getheaders() if name.lower() not in _OWN}
             headers["Content-Length"] = answer.getheader("Content-Length", str(len(content)))
+            if fault == "slow":
+                self.drip(answer.status, headers, content)
+                return
             self.answer(answer.status, headers, content[: len(content) // 2] if fault == "cut" else content)
             if fault == "cut":
                 self.cut()
@@ -118,6 +128,20 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
+
+        def drip(self, status: int, headers: dict[str, str], body: bytes) -> None:
+            rest = io.BytesIO(body)
+            try:
+                self.answer(status, headers, b"")
+                for piece in self.paced(rest.read, len(body)):
+                    self.wfile.write(piece)
+            except OSError:  # the client has given up
+                self.close_connection = True
+
+        def paced(self, read: Callable[[int], bytes], length: int) -> Iterator[bytes]:
+            for at in range(0, length, PIECE):
+                yield read(min(PIECE, length - at))
+                proxy.over.wait(PIECE / PACE)
 
         def cut(self) -> None:
             self.close_connection = True
@@ -134,6 +158,7 @@ _REFUSALS = {
     "unavailable": (503, "SlowDown"),
     "conflict": (409, "ConditionalRequestConflict"),
     "denied": (403, "AccessDenied"),
+    "timeout": (400, "RequestTimeout"),
     "unknown": (501, "NotImplemented"),
 }
 _OWN = ("connection", "content-length", "transfer-encoding", "keep-alive")

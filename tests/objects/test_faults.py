@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from proxy import Proxy
+from proxy import PACE, Proxy
 
 from holdfast import State
 from holdfast.errors import Fenced, StorageFailed
-from holdfast.log import object_storage
+from holdfast.log import object_storage, paths
 from holdfast.log.files import read_delta, write_delta
 from holdfast.log.location import storage_at
 from holdfast.log.manifest import Chain, ManifestId, new_id
@@ -20,7 +20,7 @@ from holdfast.log.object_storage import PART
 from holdfast.log.storage import Exists, Storage
 from holdfast.testing import Harness
 
-FAULTS = [("unavailable", 7), ("conflict", 2), ("late", 1), ("lost", 1), ("lost", 5), ("silent", 1)]
+FAULTS = [("unavailable", 7), ("conflict", 2), ("timeout", 1), ("late", 1), ("lost", 1), ("lost", 5), ("silent", 1)]
 KINDS = ["unavailable", "late", "lost", "silent", "cut"]
 
 
@@ -189,6 +189,47 @@ def test_a_large_file_survives_what_happens_to_its_parts(
     assert proxy.happened == {kind: 3, "cut": 1}
 
 
+@pytest.mark.parametrize("call", ["get", "get_file"])
+def test_what_flows_slowly_and_steadily_arrives_however_long_it_takes(
+    proxy: Proxy, bucket: str, tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_storage, "PATIENCE_S", 0.5)
+    storage = storage_at(f"s3://{bucket}/orders", proxy.options())
+    content = random.Random(3).randbytes(int(2.5 * object_storage.REQUEST_S * PACE))
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    storage.put_file("a/x", file)
+    proxy.inject("slow", "GET", "/a/x", 100)
+    if call == "get":
+        assert storage.get("a/x") == content
+    else:
+        storage.get_file("a/x", tmp_path / "out")
+        assert (tmp_path / "out").read_bytes() == content
+    assert proxy.happened["slow"] > 1, "it did not take longer than one request may"
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_is_sent_slowly_and_steadily_is_put(proxy: Proxy, storage: Storage, parts: int) -> None:
+    content = random.Random(5).randbytes(int(1.5 * object_storage.REQUEST_S * PACE) + (parts - 1) * PART)
+    proxy.inject("slow", "PUT", "/deltas/", 100)
+    storage.put("deltas/1", content)
+    assert storage.get("deltas/1") == content
+    assert proxy.happened == {"slow": parts}
+
+
+def test_a_large_delta_goes_in_parts_and_a_large_commit_does_not(proxy: Proxy, storage: Storage, bucket: str) -> None:
+    """Parts have no condition, and two writers may want the same version."""
+    content = random.Random(6).randbytes(PART + 1)
+    proxy.inject("unavailable", "POST", "uploads")
+    storage.put(paths.delta(1, 0, new_id()), content)
+    assert proxy.happened == {"unavailable": 1}
+    proxy.inject("unavailable", "POST", "uploads")
+    storage.put(paths.manifest(1), content)
+    with pytest.raises(Exists):  # the server answers before it has all of it, which the proxy does not bear
+        storage_at(f"s3://{bucket}/orders", proxy.gateway.options()).put(paths.manifest(1), content[::-1])
+    assert proxy.happened == {"unavailable": 1}
+
+
 @pytest.mark.parametrize("kind", ["unavailable", "lost"])
 def test_what_is_to_be_deleted_is_gone(proxy: Proxy, storage: Storage, kind: str) -> None:
     storage.put("a/x", b"1")
@@ -196,6 +237,31 @@ def test_what_is_to_be_deleted_is_gone(proxy: Proxy, storage: Storage, kind: str
     storage.delete("a/x")
     assert storage.names("a/") == []
     assert proxy.happened == {kind: 1}
+
+
+def test_many_are_deleted_by_few_requests(proxy: Proxy, storage: Storage) -> None:
+    names = [f"a/{number}" for number in range(20)]
+    for name in names:
+        storage.put(name, b"")
+    for kind in ("unavailable", "lost", "late"):  # the requests after the third one would be seen as late, too
+        proxy.inject(kind, "POST", "delete", 1 if kind != "late" else 100)
+    storage.delete_all(names)
+    assert storage.names("a/") == []
+    assert proxy.happened == {"unavailable": 1, "lost": 1, "late": 1}
+
+
+def test_where_a_store_stops_at_a_name_that_is_not_there_the_others_go_all_the_same(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Azure and Google do."""
+
+    def stops(store: Any, names: list[str]) -> None:
+        raise FileNotFoundError
+
+    storage.put("a/x", b"1")
+    monkeypatch.setattr(object_storage, "_delete", stops)
+    storage.delete_all(["a/never", "a/x"])
+    assert storage.names("a/") == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,6 +66,10 @@ class FaultyStorage:
             world.removed.setdefault(paths.version_of(name), world.storage.objects[name])
         world.storage.delete(name)
         self._after()
+
+    def delete_all(self, names: Sequence[str]) -> None:
+        for name in self._world.random.sample(names, len(names)):
+            self.delete(name)
 
     def _before(self, *, pause: int = 1) -> None:
         world = self._world

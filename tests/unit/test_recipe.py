@@ -10,7 +10,7 @@ from holdfast import State
 from holdfast.errors import Damaged, ZombieTask
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, cleared
-from holdfast.log.recipe import TAIL, Recipe, bring, recipe_for
+from holdfast.log.recipe import TAIL, Recipe, bring, recipe_for, recipes_for
 from holdfast.state.codecs import JsonCodec
 from holdfast.state.documents import document_prefix, read_document
 from holdfast.state.keys import decode_key
@@ -120,11 +120,12 @@ def test_a_store_far_behind_finds_its_way_through_the_manifests(behind: int) -> 
 def test_a_recipe_made_on_its_parent_s_is_the_one_that_the_manifests_give() -> None:
     log = Log(FAR)
     chain = Chain(log.harness.storage)
-    known = None
+    known: tuple[Recipe, ...] = ()
     for version in range(FAR + 1):
-        known = recipe_for(chain, chain.read(version), 0, known)
-        assert known == log.recipe(version)
-    assert known is not None and len(known.tail) == TAIL
+        known = recipes_for(chain, chain.read(version), known)
+        assert known == recipes_for(chain, chain.read(version))
+        assert known[0] == log.recipe(version)
+    assert len(known[0].tail) == TAIL
 
 
 @pytest.mark.parametrize("version", [1, FAR - 2, FAR])

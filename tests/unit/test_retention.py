@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,29 @@ def test_everything_before_the_oldest_snapshot_that_is_kept_goes() -> None:
     rig.lose_disks()
     rig.run(1)
     rig.assert_exact()
+
+
+def test_manifests_go_one_by_one_the_oldest_first_and_all_else_together() -> None:
+    class Watched(MemoryStorage):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alone: list[str] = []
+            self.together: list[Sequence[str]] = []
+
+        def delete(self, name: str) -> None:
+            self.alone.append(name)
+            super().delete(name)
+
+        def delete_all(self, names: Sequence[str]) -> None:
+            self.together.append(names)
+            for name in names:
+                super().delete(name)
+
+    rig = Rig(Watched(), every=6, keep=1)
+    rig.run(7)
+    assert rig.storage.alone == [paths.manifest(version) for version in range(6)]
+    assert sum(map(len, rig.storage.together)) >= 2 * 6
+    assert len(rig.storage.together) <= len(paths.CLASSES)
 
 
 def test_nothing_goes_before_there_are_as_many_snapshots_as_are_to_be_kept() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from rig import Rig
 from holdfast.errors import Damaged, StorageFailed
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, cleared
-from holdfast.log.recipe import bring, plan, recipe_for
+from holdfast.log.recipe import TAIL, bring, plan, recipe_for, recipes_for
 from holdfast.log.snapshot import Snapshot, fetch, newest_snapshot, read_snapshot, upload, versions
 from holdfast.log.storage import LocalStorage
+from holdfast.runtime import ladder
 from holdfast.runtime import snapshots as module
 from holdfast.runtime.batch import Proposal
 from holdfast.runtime.ladder import climb, held_marks
@@ -24,6 +26,21 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.stores.rocksdb import RocksDBStore
 from holdfast.stores.slots import LocalStores
 from holdfast.testing import MemoryStorage, MemoryStores
+
+
+class Counting(MemoryStorage):
+    """Counts what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[str] = []
+
+    def get(self, name: str) -> bytes:
+        self.reads.append(name)
+        return super().get(name)
+
+    def of(self, prefix: str) -> int:
+        return sum(name.startswith(prefix) for name in self.reads)
 
 
 def newest(rig: Rig) -> Snapshot:
@@ -354,27 +371,112 @@ def test_a_start_says_what_each_partition_needs_and_when_the_state_is_whole(capl
     recipes = [recipe_for(rig.chain, rig.head, partition) for partition in range(2)]
     held = rig.runner.each(held_marks(rig.head.instance))
     with caplog.at_level(logging.INFO, logger="holdfast"):
-        climb("app", rig.runner, rig.head.instance, recipes, held)
+        climb("app", rig.runner, rig.storage, rig.head.instance, recipes, held)
     assert "partition 1: the snapshot of version 12 and 3 deltas, 0.0 MB" in caplog.text
     assert "the state is whole again" in caplog.text
     assert rig.runner.each(held_marks(rig.head.instance)) == [recipe.target for recipe in recipes]
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="holdfast"):
-        climb("app", rig.runner, rig.head.instance, recipes, rig.runner.each(held_marks(rig.head.instance)))
+        climb(
+            "app", rig.runner, rig.storage, rig.head.instance, recipes, rig.runner.each(held_marks(rig.head.instance))
+        )
     assert not caplog.text
 
 
 def test_a_restore_in_rounds_goes_on_where_the_last_round_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.runtime import ladder
-
     monkeypatch.setattr(ladder, "ROUND_S", -1.0)
     rig = Rig(every=12, keep=9)
     rig.run(15)
     rig.lose_disks()
     recipes = [recipe_for(rig.chain, rig.head, partition) for partition in range(2)]
-    climb("app", rig.runner, rig.head.instance, recipes, [EMPTY, EMPTY])
+    climb("app", rig.runner, rig.storage, rig.head.instance, recipes, [EMPTY, EMPTY])
     rig.run(1)
     rig.assert_exact()
+
+
+@pytest.mark.parametrize("has_snapshot", [True, False])
+def test_a_restore_reads_each_manifest_once_however_many_partitions_and_rounds_there_are(
+    monkeypatch: pytest.MonkeyPatch, has_snapshot: bool
+) -> None:
+    monkeypatch.setattr(ladder, "ROUND_S", -1.0)
+    rig = Rig(Counting(), every=7 if has_snapshot else None, keep=99, partitions=4)
+    rig.run(8)
+    rig.snapshots._every = None
+    rig.run(40)
+    rig.stores = MemoryStores()
+    rig.storage.reads.clear()
+    rig.start()
+    assert rig.storage.of(paths.COMMITS) <= TAIL + 3, "a start reads manifests for every partition"
+    rig.storage.reads.clear()
+    recipes = recipes_for(rig.chain, rig.head)
+    climb("app", rig.runner, rig.storage, rig.head.instance, recipes, [EMPTY])
+    assert rig.runner.each(held_marks(rig.head.instance)) == [recipe.target for recipe in recipes]
+    assert rig.storage.of(paths.DELTAS) == 4 * (rig.head.version - (7 if has_snapshot else 0))
+    assert rig.storage.of(paths.COMMITS) <= rig.head.version + TAIL + 3
+    rig.run(1)
+    rig.assert_exact()
+
+
+def test_a_store_that_retention_has_left_behind_costs_a_round_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "ROUND_S", -1.0)
+    rig = Rig(Counting(), every=20, keep=1)
+    rig.run(2)
+    old = rig.stores
+    rig.stores = MemoryStores()
+    rig.start()
+    rig.run(56)
+    rig.stores = old
+    rig.start()
+    recipes = recipes_for(rig.chain, rig.head)
+    rig.storage.reads.clear()
+    climb("app", rig.runner, rig.storage, rig.head.instance, recipes, [EMPTY])
+    assert rig.runner.each(held_marks(rig.head.instance)) == [recipe.target for recipe in recipes]
+    assert rig.storage.of(paths.COMMITS) < 45, "the walk was made again"
+    rig.run(1)
+    rig.assert_exact()
+
+
+@pytest.mark.timeout(60)
+def test_a_restore_in_rounds_comes_to_its_end_when_a_file_of_the_newest_snapshot_is_damaged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ladder, "ROUND_S", -1.0)
+    rig = Rig(stores=LocalStores(tmp_path / "disk"), every=10, keep=9)
+    rig.run(24)
+    for part in newest(rig).partitions:
+        rig.storage.objects[part.files[-1].name] = b"no longer"
+    rig.stores = LocalStores(tmp_path / "another disk")
+    rig.start()
+    recipes = recipes_for(rig.chain, rig.head)
+    climb("app", rig.runner, rig.storage, rig.head.instance, recipes, [EMPTY])
+    assert rig.runner.each(held_marks(rig.head.instance)) == [recipe.target for recipe in recipes]
+    rig.run(1)
+    rig.assert_exact()
+
+
+def test_the_time_of_a_round_begins_with_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the walk through the manifests takes, a round makes more than one step."""
+    now = [0.0]
+
+    class Slow(Counting):
+        def names(self, prefix: str) -> list[str]:
+            now[0] += 10.0
+            return super().names(prefix)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    rig = Rig(Slow(), every=None)
+    rig.run(12)
+    rig.lose_disks()
+    rounds: list[Any] = []
+    each = rig.runner.each
+
+    def counted(function: Any) -> list[Any]:
+        rounds.append(function)
+        return each(function)
+
+    monkeypatch.setattr(rig.runner, "each", counted)
+    climb("app", rig.runner, rig.storage, rig.head.instance, recipes_for(rig.chain, rig.head), [EMPTY])
+    assert len(rounds) == 2, "one for what the stores hold, one that restores"
 
 
 # -- the store itself --------------------------------------------------------------------------------------------------------
