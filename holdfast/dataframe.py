@@ -270,7 +270,7 @@ class StreamingDataFrame:
         """Send every value to a Kafka topic, with the record's key, timestamp and headers; the value goes on.
 
         `key` makes the message's key of the value. A value that the topic's serializer cannot write, or that is larger than
-        the topic takes, is an error of its record.
+        the topic takes, is an error of its record; so is an event time that is further from the clock than the topic takes.
 
         Guaranteed: a consumer that reads committed messages only sees each output once, in the order of its key, through any
         crash; with `processing_guarantee="at-least-once"` it may see some again. Not guaranteed: an order between keys.

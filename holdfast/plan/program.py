@@ -16,6 +16,7 @@ from typing_extensions import TypeIs
 
 from holdfast.errors import CodecMismatch, InvalidPipeline, PlanMismatch
 from holdfast.log.manifest import Manifest, StageShape
+from holdfast.plan.messages import TopicLimits
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.record import Record
 from holdfast.plan.sinks import Sink
@@ -93,8 +94,8 @@ class Program(msgspec.Struct, frozen=True):
     """Where records go that failed and were not skipped; one of the sinks."""
     changelogs: dict[str, str] = {}
     """By store: the id of the changelog topic that follows it."""
-    message_limits: dict[str, int] = {}
-    """By sink: the most bytes that its topic takes."""
+    message_limits: dict[str, TopicLimits] = {}
+    """By sink: what its topic takes."""
     document_limit: int | None = None
     """The most bytes that a document may have, as far as a changelog topic takes it."""
 

@@ -81,9 +81,10 @@ class Processing:
             self._documents[name] for name in self._stage.stores if name not in self._stage.gathered_stores
         ]
         self._encoders = {
-            sink.id: sink.encoder(job.schemas.get(sink.id), program.message_limits.get(sink.id))
+            sink.id: sink.encoder(job.schemas.get(sink.id), program.message_limits.get(sink.id), job.time_ms)
             for sink in self._stage.sinks
         }
+        self._topics = [encoder for encoder in self._encoders.values() if isinstance(encoder, MessagesEncoder)]
         self._open_scratch = open_scratch
         self._scratch: Store | None = None
         self._flows = compiled(self._stage.root, self)
@@ -161,6 +162,8 @@ class Processing:
         emitted: list[int] = []
         self._chunk = chunk
         self.timestamp, self.headers = self.time_ms, None
+        for topic in self._topics:
+            topic.is_quiet = chunk.is_quiet
         if is_first and chunk.values:
             self._events.setdefault(chunk.origin, None)
             if self._program.watermark is not None and not self._program.sets_timestamps:
@@ -194,6 +197,8 @@ class Processing:
 
     def finish(self) -> None:
         """After the last record: what was gathered, and then what is due."""
+        for topic in self._topics:
+            topic.is_quiet = self._was_quiet is True
         before = [len(encoder) for encoder in self._encoders.values()]
         for ending in self._endings:
             for route in ending.routes():
