@@ -300,8 +300,8 @@ class StreamingDataFrame:
         format
             parquet, json, csv or orc.
         schema
-            DDL or a StructType; without it the first rows decide, and a later row that does not fit is an
-            error of that record.
+            DDL or a StructType; without it the first rows decide. The checkpoint keeps it: a later row that does not fit is
+            an error of that record, and another schema at a later start is `PlanMismatch`.
         mode
             `append` keeps the rows of all versions, `overwrite` those of the last version that had rows.
 

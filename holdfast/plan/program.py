@@ -19,6 +19,7 @@ from holdfast.log.manifest import Manifest, StageShape
 from holdfast.plan.messages import TopicLimits
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.record import Record
+from holdfast.plan.schema import arrow_schema, decided_schema
 from holdfast.plan.sinks import Sink
 from holdfast.plan.steps import Call, Emit, Gather, Node, SetTimestamp, Step
 from holdfast.state.codecs import Codec
@@ -244,6 +245,17 @@ def check_fits(program: Program, head: Manifest) -> None:
                 store=store,
                 written=known,
                 asked=codec,
+            )
+    for sink in program.sinks:
+        pinned = head.schemas.get(sink.id)
+        if sink.schema is None or pinned is None:
+            continue
+        if decided_schema(arrow_schema(sink.schema)) != arrow_schema(pinned):
+            raise PlanMismatch(
+                f"{sink.id} was written with the schema {pinned!r}, the program gives {sink.schema!r}: what is there would "
+                "not fit. Give the first one, or write to another place",
+                checkpoint=pinned,
+                program=sink.schema,
             )
 
 
