@@ -6,9 +6,11 @@ import io
 import logging
 
 import pytest
+from msgspec.structs import replace
 
-from holdfast.log.manifest import Chain, Manifest
+from holdfast.log.manifest import Chain, Manifest, SparkBatch
 from holdfast.runtime import progress
+from holdfast.runtime.background import Reports
 from holdfast.runtime.progress import Progress
 from holdfast.testing import Harness
 
@@ -92,9 +94,25 @@ def test_elsewhere_a_line_is_logged_every_few_seconds(
     ("count", "shown"), [(0, "0 B"), (999, "999 B"), (1500, "2 KB"), (2_000_000, "2 MB"), (3_210_000_000, "3.2 GB")]
 )
 def test_sizes_are_shown_for_people(manifest: Manifest, clock: list[float], count: int, shown: str) -> None:
-    from msgspec.structs import replace
-
     first, *_ = manifest.partitions
     stream = Terminal()
     Progress("orders", stream).batch(replace(manifest, partitions=(replace(first, bytes=count),)), 0.1)
     assert f" keys, {shown}, version 1" in stream.getvalue()
+
+
+# -- reports of a query --------------------------------------------------------------------------------------------------
+
+
+def test_a_report_has_what_a_monitoring_loop_asks_for(manifest: Manifest) -> None:
+    reports = Reports("group-state", None, "mapGroupsWithState", "Spark", "console")
+    for batch, began_ms in enumerate((10_000, 12_000)):
+        spark = SparkBatch("q", batch, "digest")
+        reports.batch(replace(manifest, spark=spark, time_ms=began_ms), 0.5, 0.1)
+    first, second = reports.kept
+    assert (first["name"], first["numInputRows"], first["batchId"]) == (None, 3, 0)
+    assert [report["inputRowsPerSecond"] for report in (first, second)] == [0.0, 1.5]
+    assert [report["processedRowsPerSecond"] for report in (first, second)] == [6.0, 6.0]
+    assert second["durationMs"] == {"addBatch": 500, "triggerExecution": 500}
+    (source,) = second["sources"]
+    assert (source["numInputRows"], source["inputRowsPerSecond"], source["processedRowsPerSecond"]) == (3, 1.5, 6.0)
+    assert Reports("group-state", "totals", "mapGroupsWithState", "Spark", "console").name == "totals"
