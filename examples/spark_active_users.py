@@ -6,11 +6,10 @@ Run it: python examples/spark_active_users.py
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from course import show, write
+from course import show, time_lapse, write
 from pyspark.sql import SparkSession
 
 from holdfast.spark import GroupStateTimeout, stateful
@@ -24,7 +23,7 @@ EVENTS = [
 ]
 
 
-def track_active_users(user_id, events, state, timeout="5 minutes"):
+def track_active_users(user_id, events, state):
     if state.hasTimedOut:
         last_activity = state.get
         state.remove()
@@ -32,7 +31,7 @@ def track_active_users(user_id, events, state, timeout="5 minutes"):
 
     latest_time = max(event.timestamp for event in events)
     state.update(latest_time)
-    state.setTimeoutDuration(timeout)
+    state.setTimeoutDuration("5 minutes")
     return iter([{"user_id": user_id, "status": "active", "last_seen": latest_time}])
 
 
@@ -43,12 +42,13 @@ def main(spark: SparkSession, directory: Path) -> list[Any]:
         stateful(events)
         .groupByKey(lambda x: x.user_id)
         .flatMapGroupsWithState(
-            partial(track_active_users, timeout="1 second"),  # nobody wants to watch an example for 5 minutes
+            track_active_users,
             outputMode="append",
             timeoutConf=GroupStateTimeout.ProcessingTimeTimeout,
         )
     )
-    query = result.writeStream.format("memory").queryName("active_users").start()
+    with time_lapse(300):  # 5 minutes pass in a second
+        query = result.writeStream.format("memory").queryName("active_users").start()
     query.processAllAvailable()
     while spark.table("active_users").filter("status = 'inactive'").count() < 2:
         time.sleep(0.2)

@@ -13,14 +13,14 @@ from pyspark.sql import SparkSession
 
 from holdfast.spark import GroupStateTimeout, stateful
 
-AMOUNTS = [[10.0, 11.0, 9.0, 10.5, 9.5, 10.0], [10.2, 250.0, 9.8], [10.1, 9.9]]
-PAYMENTS = [[{"user_id": "ann", "number": n, "amount": amount} for n, amount in enumerate(batch)] for batch in AMOUNTS]
+AMOUNTS = [10.0, 11.0, 9.0, 10.5, 9.5, 10.0, 10.2, 250.0, 9.8, 10.1, 9.9]
+PAYMENTS = [[{"user_id": "ann", "amount": amount}] for amount in AMOUNTS]  # one per batch: there is no order within one
 
 
 def detect_anomalies(key, values, state):
     history = state.get if state.exists else {"values": [], "mean": 0, "stddev": 0}
     outputs = []
-    for value in sorted(values, key=lambda value: value.number):
+    for value in values:
         if history["stddev"] > 0:
             z_score = abs(value.amount - history["mean"]) / history["stddev"]
             if z_score > 3:
@@ -37,8 +37,7 @@ def detect_anomalies(key, values, state):
 
 def main(spark: SparkSession, directory: Path) -> list[Any]:
     files = write(directory / "payments", PAYMENTS)
-    schema = "user_id string, number int, amount double"
-    payments = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(files))
+    payments = spark.readStream.schema("user_id string, amount double").option("maxFilesPerTrigger", 1).json(str(files))
     result = (
         stateful(payments)
         .groupByKey(lambda x: x.user_id)

@@ -13,23 +13,24 @@ from pyspark.sql import SparkSession
 
 from holdfast.spark import GroupStateTimeout, stateful
 
+# One event of a user per batch: rows of one batch have no order.
 STEPS = [
-    [("ann", "view"), ("ann", "add_to_cart"), ("bob", "view"), ("bob", "purchase")],
-    [("ann", "purchase"), ("ann", "view"), ("bob", "add_to_cart")],
+    [("ann", "view"), ("bob", "view")],
+    [("ann", "add_to_cart"), ("bob", "purchase")],
+    [("ann", "purchase"), ("bob", "add_to_cart")],
+    [("ann", "view")],
 ]
+TIMES = ["09:00:00", "09:00:30", "09:01:00", "09:01:30"]
 EVENTS = [
-    [
-        {"user_id": user, "event_type": kind, "timestamp": f"2024-05-01T09:{minute:02}:{second:02}Z"}
-        for second, (user, kind) in enumerate(steps)
-    ]
-    for minute, steps in enumerate(STEPS)
+    [{"user_id": user, "event_type": kind, "timestamp": f"2024-05-01T{time}Z"} for user, kind in steps]
+    for time, steps in zip(TIMES, STEPS, strict=True)
 ]
 
 
 def detect_sequence(key, events, state):
     sequence = state.get if state.exists else []
     outputs = []
-    for event in sorted(events, key=lambda event: event.timestamp):
+    for event in events:
         sequence.append(event.event_type)
         if len(sequence) >= 3 and sequence[-3:] == ["view", "add_to_cart", "purchase"]:
             outputs.append({"user_id": key, "pattern": "conversion", "timestamp": event.timestamp})

@@ -13,28 +13,23 @@ from pyspark.sql import SparkSession
 
 from holdfast.spark import GroupStateTimeout, stateful
 
+# One event of a user per batch: rows of one batch have no order, and a session follows the order of its events.
 EVENTS = [
-    [
-        {"user_id": "ann", "timestamp": "2024-05-01T09:00:00Z"},
-        {"user_id": "ann", "timestamp": "2024-05-01T09:20:00Z"},
-        {"user_id": "bob", "timestamp": "2024-05-01T09:10:00Z"},
-    ],
-    [
-        {"user_id": "ann", "timestamp": "2024-05-01T09:45:00Z"},
-        {"user_id": "ann", "timestamp": "2024-05-01T11:00:00Z"},
-        {"user_id": "bob", "timestamp": "2024-05-01T12:00:00Z"},
-    ],
+    [{"user_id": "ann", "timestamp": "2024-05-01T09:00:00Z"}, {"user_id": "bob", "timestamp": "2024-05-01T09:10:00Z"}],
+    [{"user_id": "ann", "timestamp": "2024-05-01T09:20:00Z"}, {"user_id": "bob", "timestamp": "2024-05-01T12:00:00Z"}],
+    [{"user_id": "ann", "timestamp": "2024-05-01T09:45:00Z"}],
+    [{"user_id": "ann", "timestamp": "2024-05-01T11:00:00Z"}],
 ]
 
 
 def detect_sessions(user_id, events, state):
     session = state.get if state.exists else {"start": None, "end": None, "count": 0}
     outputs = []
-    for event in sorted(events, key=lambda event: event.timestamp):
+    for event in events:
         event_time = event.timestamp
         if session["start"] is None:
             session = {"start": event_time, "end": event_time, "count": 1}
-        elif (event_time - session["end"]).total_seconds() > 1800:
+        elif (event_time - session["end"]).seconds > 1800:  # for gaps of less than a day
             outputs.append(
                 {
                     "user_id": user_id,

@@ -6,11 +6,10 @@ Run it: python examples/spark_state_expiry.py
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from course import show, write
+from course import show, time_lapse, write
 from pyspark.sql import SparkSession
 
 from holdfast.spark import GroupStateTimeout, stateful
@@ -18,13 +17,13 @@ from holdfast.spark import GroupStateTimeout, stateful
 ORDERS = [[{"user_id": "ann", "amount": 5.0}, {"user_id": "bob", "amount": 7.5}, {"user_id": "ann", "amount": 2.5}]]
 
 
-def expire_old_state(key, values, state, timeout="1 hour"):
+def expire_old_state(key, values, state):
     if state.hasTimedOut:
         state.remove()
         return iter([{"user_id": key, "status": "expired"}])
     for value in values:
         state.update(value)
-        state.setTimeoutDuration(timeout)
+        state.setTimeoutDuration("1 hour")
     return iter([{"user_id": key, "status": "active"}])
 
 
@@ -35,12 +34,13 @@ def main(spark: SparkSession, directory: Path) -> list[Any]:
         stateful(orders)
         .groupByKey(lambda x: x.user_id)
         .flatMapGroupsWithState(
-            partial(expire_old_state, timeout="1 second"),  # nobody wants to watch an example for an hour
+            expire_old_state,
             outputMode="append",
             timeoutConf=GroupStateTimeout.ProcessingTimeTimeout,
         )
     )
-    query = result.writeStream.format("memory").queryName("state_expiry").start()
+    with time_lapse(3600):  # an hour passes in a second
+        query = result.writeStream.format("memory").queryName("state_expiry").start()
     query.processAllAvailable()
     while spark.table("state_expiry").filter("status = 'expired'").count() < 2:
         time.sleep(0.2)

@@ -270,7 +270,7 @@ class StreamingDataFrame:
         """Send every value to a Kafka topic, with the record's key, timestamp and headers; the value goes on.
 
         `key` makes the message's key of the value. A value that the topic's serializer cannot write, or that is larger than
-        the topic takes, is an error of its record.
+        the topic takes, is an error of its record; so is an event time that is further from the clock than the topic takes.
 
         Guaranteed: a consumer that reads committed messages only sees each output once, in the order of its key, through any
         crash; with `processing_guarantee="at-least-once"` it may see some again. Not guaranteed: an order between keys.
@@ -300,8 +300,8 @@ class StreamingDataFrame:
         format
             parquet, json, csv or orc.
         schema
-            DDL or a StructType; without it the first rows decide, and a later row that does not fit is an
-            error of that record.
+            DDL or a StructType; without it the first rows decide. The checkpoint keeps it: a later row that does not fit is
+            an error of that record, and another schema at a later start is `PlanMismatch`.
         mode
             `append` keeps the rows of all versions, `overwrite` those of the last version that had rows.
 

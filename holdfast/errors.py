@@ -57,7 +57,7 @@ class CodecMismatch(FixTheProgram):
 
 
 class PlanMismatch(FixTheProgram):
-    """The checkpoint was written by a pipeline of another shape (partitions, kind of source)."""
+    """The checkpoint was written by a pipeline of another shape (partitions, kind of source, schema of a sink)."""
 
 
 # -- one record cannot be processed --------------------------------------------------------------------------------

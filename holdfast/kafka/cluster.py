@@ -312,6 +312,13 @@ def named(error: KafkaException, what: str) -> HoldfastError:
     reason: KafkaError = error.args[0]
     if reason.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.GROUP_ID_NOT_FOUND):
         return NoTopic(f"{what}: there is no such topic; create it, or correct its name")
+    if reason.code() in (KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD):
+        return KafkaRefused(
+            f"{what}: the broker refuses a record ({reason.name()}). Its event time is further from the broker's clock than its "
+            "topic takes: raise the topic's message.timestamp.before.max.ms or message.timestamp.after.max.ms; or it has no key "
+            "and the topic is compacted. Then start again: nothing is lost",
+            code=reason.name(),
+        )
     if reason.code() in AWAY or reason.retriable():
         return BrokerAway(f"{what}: {reason.str()}; when the cluster answers again, start again: nothing is lost")
     return KafkaRefused(f"{what}: {reason.str()} ({reason.name()})", code=reason.name())

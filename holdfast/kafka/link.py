@@ -19,7 +19,7 @@ from holdfast.kafka.connection import Connection
 from holdfast.kafka.publishing import Route
 from holdfast.kafka.topics import Topic, TopicConfig
 from holdfast.log.manifest import Chain, Manifest
-from holdfast.plan.messages import OVERHEAD, MessageForm
+from holdfast.plan.messages import OVERHEAD, MessageForm, TopicLimits
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import Program, stores_of
 from holdfast.plan.sinks import Sink
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 DEAD_LETTERS = "dead_letters"
 BROKERS_MOST = 1_048_588
 """What a topic takes whose settings cannot be seen: Kafka's default for max.message.bytes."""
+NO_LIMIT = (1 << 63) - 1
+"""Kafka's word for it."""
 
 logger = logging.getLogger("holdfast")
 
@@ -134,7 +136,7 @@ class Attachment:
             program,
             changelogs={store: self.known[topic].id for store, topic in self.changelogs.items()},
             message_limits={sink: limits[topic] for sink, topic in self._used.items()},
-            document_limit=min((limits[topic] for topic in self.changelogs.values()), default=BROKERS_MOST) - OVERHEAD
+            document_limit=min(limits[topic].size for topic in self.changelogs.values()) - OVERHEAD
             if self.changelogs
             else None,
         )
@@ -149,7 +151,7 @@ class Attachment:
             homes={store: (stage.first, stage.partitions) for stage in program.stages for store in stage.stores},
             codecs=program.codecs(),
             exactly_once=self.link.exactly_once,
-            largest=max([BROKERS_MOST, *self._limits().values()]) + OVERHEAD,
+            largest=max([BROKERS_MOST, *(limits.size for limits in self._limits().values())]) + OVERHEAD,
         )
 
     def check_first_life(self) -> None:
@@ -205,11 +207,28 @@ class Attachment:
                 topic=topic,
             )
 
-    def _limits(self) -> dict[str, int]:
-        """By topic: max.message.bytes."""
+    def _limits(self) -> dict[str, TopicLimits]:
+        """By topic: what it takes."""
         wanted = {*self._used.values(), *self.changelogs.values()}
         settings = self.cluster.configuration(sorted(wanted))
-        return {topic: int(settings[topic].get("max.message.bytes", BROKERS_MOST)) for topic in wanted}
+        return {topic: limits_of(settings[topic]) for topic in wanted}
+
+
+def limits_of(settings: Mapping[str, str]) -> TopicLimits:
+    """What a topic of these settings takes. Times only matter where the broker does not put its own in their place."""
+    size = int(settings.get("max.message.bytes", BROKERS_MOST))
+    if settings.get("message.timestamp.type") == "LogAppendTime":
+        return TopicLimits(size)
+    return TopicLimits(size, _distance(settings, "before"), _distance(settings, "after"))
+
+
+def _distance(settings: Mapping[str, str], side: str) -> int | None:
+    """How far a time may be from the broker's clock; None: as far as you like. Until Kafka 3.6 one setting was for both sides."""
+    for name in (f"message.timestamp.{side}.max.ms", "message.timestamp.difference.max.ms"):
+        distance = int(settings.get(name, NO_LIMIT))
+        if distance != NO_LIMIT:
+            return distance
+    return None
 
 
 def _check_same_topics(head: Manifest, states: list[TopicState]) -> None:

@@ -66,6 +66,8 @@ HOPELESS = frozenset(
         KafkaError.SASL_AUTHENTICATION_FAILED,
         KafkaError._AUTHENTICATION,
         KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.INVALID_RECORD,
         KafkaError._UNKNOWN_TOPIC,
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._INVALID_ARG,
@@ -434,8 +436,8 @@ class Publisher:
         return None if self._route.exactly_once else self._hear
 
     def _hear(self, error: KafkaError | None, message: Any) -> None:
-        if error is not None:
-            self._failed = error
+        if error is not None and (self._failed is None or self._failed.code() == KafkaError._INVALID_DIFFERENT_RECORD):
+            self._failed = error  # that of the record itself, rather than of its neighbours in a request
 
     def _persist(self, what: str, attempt: Callable[[], None]) -> None:
         """Try until it is done, or hopeless, or the cluster has been away for too long."""

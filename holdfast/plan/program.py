@@ -16,8 +16,10 @@ from typing_extensions import TypeIs
 
 from holdfast.errors import CodecMismatch, InvalidPipeline, PlanMismatch
 from holdfast.log.manifest import Manifest, StageShape
+from holdfast.plan.messages import TopicLimits
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.record import Record
+from holdfast.plan.schema import arrow_schema, decided_schema
 from holdfast.plan.sinks import Sink
 from holdfast.plan.steps import Call, Emit, Forward, Gather, Node, SetTimestamp, Step
 from holdfast.state.codecs import Codec
@@ -97,8 +99,8 @@ class Program(msgspec.Struct, frozen=True):
     """Where records go that failed and were not skipped; one of the sinks."""
     changelogs: dict[str, str] = {}
     """By store: the id of the changelog topic that follows it."""
-    message_limits: dict[str, int] = {}
-    """By sink: the most bytes that its topic takes."""
+    message_limits: dict[str, TopicLimits] = {}
+    """By sink: what its topic takes."""
     document_limit: int | None = None
     """The most bytes that a document may have, as far as a changelog topic takes it."""
 
@@ -266,6 +268,17 @@ def check_fits(program: Program, head: Manifest) -> None:
                 store=store,
                 written=known,
                 asked=codec,
+            )
+    for sink in program.sinks:
+        pinned = head.schemas.get(sink.id)
+        if sink.schema is None or pinned is None:
+            continue
+        if decided_schema(arrow_schema(sink.schema)) != arrow_schema(pinned):
+            raise PlanMismatch(
+                f"{sink.id} was written with the schema {pinned!r}, the program gives {sink.schema!r}: what is there would "
+                "not fit. Give the first one, or write to another place",
+                checkpoint=pinned,
+                program=sink.schema,
             )
 
 

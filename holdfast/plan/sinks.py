@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.errors import InvalidPipeline, UnsupportedValue
-from holdfast.plan.messages import MessageForm, MessagesEncoder
+from holdfast.plan.messages import MessageForm, MessagesEncoder, TopicLimits
 from holdfast.plan.record import Headers, copied
 from holdfast.plan.schema import arrow_schema, inferred, to_ddl
 from holdfast.state.codecs import is_scalar
@@ -45,10 +45,10 @@ class Sink(msgspec.Struct, frozen=True):
     def label(self) -> str:
         return self.id
 
-    def encoder(self, pinned: str | None, limit: int | None) -> Encoder:
-        """`pinned`: the schema that was decided; `limit`: the most bytes of a message."""
+    def encoder(self, pinned: str | None, limits: TopicLimits | None, time_ms: int) -> Encoder:
+        """`pinned`: the schema that was decided; `limits`: what the topic takes; `time_ms`: the batch's processing time."""
         if isinstance(self.form, MessageForm):
-            return MessagesEncoder(self.id, self.form, limit)
+            return MessagesEncoder(self.id, self.form, limits, time_ms)
         if self.form == "values":
             return ValuesEncoder()
         schema = pinned or self.schema

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -24,26 +25,33 @@ if TYPE_CHECKING:
 
 KEPT = 100
 """Reports that are remembered."""
+POLL_S = 0.02
 
 logger = logging.getLogger("holdfast")
 
 
 class Reports(Progress):
-    """Makes a report of every batch."""
+    """Makes a report of every batch of a query, which may have a name."""
 
-    def __init__(self, name: str, operator: str, source: str, sink: str) -> None:
-        super().__init__(name)
+    def __init__(self, app: str, name: str | None, operator: str, source: str, sink: str) -> None:
+        super().__init__(name or app)
+        self.name = name
         self.query: SparkQuery | None = None
         self.id: str | None = None
         self.run_id: str | None = None
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.has_started = threading.Event()
+        self.is_settled: Callable[[], bool] = lambda: True
+        """Whether nothing is due; waits for the batch in flight."""
+        self._last_ms: int | None = None
+        """When the batch before began."""
         self._operator = operator
         self._source = source
         self._sink = sink
 
-    def started(self, query: SparkQuery) -> None:
+    def started(self, query: SparkQuery, is_settled: Callable[[], bool]) -> None:
         self.query = query
+        self.is_settled = is_settled
         self.id, self.run_id = str(query.id), str(query.runId)
         self.has_started.set()
 
@@ -56,16 +64,22 @@ class Reports(Progress):
         commits = manifest.partitions
         rows = sum(commit.rows_in for commit in commits)
         took_ms = round(seconds * 1000)
+        since_ms = None if self._last_ms is None else max(1, manifest.time_ms - self._last_ms)
+        self._last_ms = manifest.time_ms
+        speed = {
+            "numInputRows": rows,
+            "inputRowsPerSecond": 0.0 if since_ms is None else rows * 1000 / since_ms,
+            "processedRowsPerSecond": rows / max(seconds, 1e-9),
+        }
         return {
             "id": self.id,
             "runId": self.run_id,
-            "name": self._app,
+            "name": self.name,
             "timestamp": _moment(manifest.time_ms),
             "batchId": manifest.spark.batch,
             "version": manifest.version,
-            "numInputRows": rows,
-            "processedRowsPerSecond": rows / max(seconds, 1e-9),
-            "durationMs": {"triggerExecution": took_ms},
+            **speed,
+            "durationMs": {"addBatch": took_ms, "triggerExecution": took_ms},
             "eventTime": {} if manifest.watermark_ms is None else {"watermark": _moment(manifest.watermark_ms)},
             "stateOperators": [
                 {
@@ -83,7 +97,7 @@ class Reports(Progress):
                     },
                 }
             ],
-            "sources": [{"description": self._source, "numInputRows": rows}],
+            "sources": [{"description": self._source, **speed}],
             "sink": {"description": self._sink, "numOutputRows": sum(commit.rows_out for commit in commits)},
         }
 
@@ -178,14 +192,18 @@ class StreamingQuery:
         return None if timeout is None else not self.isActive
 
     def processAllAvailable(self) -> None:
-        """Wait until everything that is there now is processed and delivered. For tests: with a source that never rests it may
-        not return."""
+        """Wait until everything that is there now is processed and delivered, with the timeouts that it made due.
+
+        For tests: with a source or timeouts that never rest it may not return.
+        """
         query = self._reports.query
         if query is not None and self.isActive:
             try:
                 query.processAllAvailable()
             except Exception:  # Spark's text of what ended the query; we have the error itself
                 self._thread.join()
+            while self.isActive and not self._reports.is_settled():
+                time.sleep(POLL_S)
         if self._error is not None:
             self._thread.join()
             raise self._error

@@ -81,9 +81,10 @@ class Processing:
             self._documents[name] for name in self._stage.stores if name not in self._stage.gathered_stores
         ]
         self._encoders = {
-            sink.id: sink.encoder(job.schemas.get(sink.id), program.message_limits.get(sink.id))
+            sink.id: sink.encoder(job.schemas.get(sink.id), program.message_limits.get(sink.id), job.time_ms)
             for sink in self._stage.sinks
         }
+        self._topics = [encoder for encoder in self._encoders.values() if isinstance(encoder, MessagesEncoder)]
         self._open_scratch = open_scratch
         self._scratch: Store | None = None
         self._flows = compiled(self._stage.root, self)
@@ -163,6 +164,8 @@ class Processing:
         failed: set[int] = set()
         self._chunk = chunk
         self.timestamp, self.headers = self.time_ms, None
+        for topic in self._topics:
+            topic.is_quiet = chunk.is_quiet
         for index, (self.key, self._route, value) in enumerate(zip(chunk.keys, routes, chunk.values, strict=True)):
             self.index = index
             if timestamps is not None:
@@ -197,6 +200,8 @@ class Processing:
         is_quiet = self._was_quiet
         if is_quiet is None:
             is_quiet = self._program.is_quiet(self._job.span, self._partition)
+        for topic in self._topics:
+            topic.is_quiet = is_quiet
         before = [len(encoder) for encoder in self._encoders.values()]
         for ending in self._endings:
             for route in ending.routes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from holdfast import words
@@ -28,8 +29,8 @@ class Progress:
         self._rows = self._rows_said = 0
         self._line = ""
 
-    def started(self, query: StreamingQuery) -> None:
-        """Spark runs it now."""
+    def started(self, query: StreamingQuery, is_settled: Callable[[], bool]) -> None:
+        """Spark runs it now. `is_settled` waits for the batch in flight and says whether nothing is due after it."""
 
     def batch(self, manifest: Manifest, seconds: float, commit_seconds: float = 0.0) -> None:
         """A batch was committed and delivered."""

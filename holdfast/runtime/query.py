@@ -117,7 +117,7 @@ class Query:
                 writer = writer.trigger(processingTime=f"{round(self._limits.interval * 1000)} milliseconds")
             query = self._start(writer)
             try:
-                self._progress.started(query)
+                self._progress.started(query, self._is_settled)
                 self._wait(query, checkpoint)
                 query.stop()
             except (Py4JError, OSError) as error:
@@ -193,6 +193,10 @@ class Query:
         manifest = self._driver.run_batch(proposal)
         self._progress.batch(manifest, time.monotonic() - began, self._driver.commit_seconds)
         return manifest
+
+    def _is_settled(self) -> bool:
+        with self._batches:
+            return not self._driver.is_due()
 
     def _tick(self) -> None:
         """Where Spark plans the batches, it plans none without input: what is due is done in between."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 GROUP, INITIAL = "__group", "__initial"
+_KEY_TYPES = frozenset(("string", "binary", "bigint", "int", "smallint", "tinyint", "boolean", "double", "float"))
 
 
 def check_initial(verb: str, initial: Any) -> None:
@@ -44,6 +45,19 @@ def check_initial(verb: str, initial: Any) -> None:
         raise InvalidPipeline(f"{verb}(initialState=) is a streaming DataFrame: it must be one that is read once")
     if len(initial.columns) < 2:
         raise InvalidPipeline(f"{verb}(initialState=) needs a column for the key and one or more for the state")
+    key = initial.schema[0]
+    if not _can_be_key(key.dataType):
+        raise InvalidPipeline(
+            f"{verb}(initialState=): its first column {key.name!r} is the key, and a {key.dataType.simpleString()} cannot be one; "
+            "cast it to a string, binary, integer, boolean, float or double, or to a struct of these for keys that are tuples"
+        )
+
+
+def _can_be_key(kind: Any) -> bool:
+    """Whether values of a Spark type have a stable encoding."""
+    if hasattr(kind, "fields"):
+        return all(_can_be_key(field.dataType) for field in kind.fields)
+    return kind.simpleString() in _KEY_TYPES
 
 
 def with_initial(
@@ -125,7 +139,7 @@ def _key_column(frame: DataFrame, key: Any) -> tuple[str, Column | None]:
 def _write(frame: DataFrame, key: Any, initial: Mapping[Any, Any] | DataFrame, directory: Path) -> None:
     """Write it so that it is there as a whole or not at all, also after a power cut."""
     kind, column = _key_column(frame, key)
-    to_key = encode_key if column is None else None
+    to_key = _encode_group if column is None else None
     if isinstance(initial, Mapping):
         rows = [(to_key(group) if to_key else group, _codec.encode(state)) for group, state in initial.items()]
         states = frame.sparkSession.createDataFrame(rows, f"{GROUP} {kind}, {INITIAL} binary")
@@ -140,6 +154,15 @@ def _write(frame: DataFrame, key: Any, initial: Mapping[Any, Any] | DataFrame, d
     sync_directory(staging)
     staging.rename(directory)
     sync_directory(directory.parent)
+
+
+def _encode_group(group: Any) -> bytes:
+    """The bytes of a key; a struct is the tuple of its values, as a row is."""
+    return encode_key(_as_key(group))
+
+
+def _as_key(group: Any) -> Any:
+    return tuple(map(_as_key, group.values())) if type(group) is dict else group
 
 
 def _encoded(initial: DataFrame, kind: str, to_key: Callable[[Any], bytes] | None) -> DataFrame:
@@ -158,5 +181,10 @@ def _encoded(initial: DataFrame, kind: str, to_key: Callable[[Any], bytes] | Non
             yield pa.RecordBatch.from_arrays([groups, pa.array(states, pa.binary())], [GROUP, INITIAL])
 
     if to_key is None:
+        if hasattr(initial.schema[0].dataType, "fields"):
+            raise InvalidPipeline(
+                f"initialState=: its keys are structs, that is tuples, and the groups are made by a {kind} column: make the "
+                "groups by a function that returns tuples, or give keys of that type"
+            )
         initial = initial.withColumn(first, column_of(first).cast(kind))
     return map_in_arrow(initial, encode, f"{GROUP} {kind}, {INITIAL} binary")

@@ -62,7 +62,10 @@ class StatefulFrame:
         """
         return GroupedFrame(self._frame, key_of(self._frame, key), self._watermark)
 
-    with_watermark = withWatermark
+    def with_watermark(self, event_time: str, delay_threshold: str | int | timedelta) -> StatefulFrame:
+        """`withWatermark`."""
+        return self.withWatermark(event_time, delay_threshold)
+
     group_by_key = groupByKey
 
 
@@ -95,12 +98,12 @@ class GroupedFrame:
         timeoutConf
             Which clock timeouts go by; `EventTimeTimeout` needs a watermark.
         schema
-            Of the output, as DDL or a StructType. Without it the first outputs decide, and a later one that does not fit is
-            an error.
+            Of the output, as DDL or a StructType. Without it the first outputs decide. The checkpoint keeps it: a later output
+            that does not fit is an error, and so is another schema at a later start.
         initialState
             What the state of a group is before its first call: a dict from key to state, or a DataFrame that is not streaming,
-            with the key in its first column and the state in the second or, as a row, in all others. These groups are
-            called in the first batch, also without rows.
+            with the key in its first column (a struct for a tuple) and the state in the second or, as a row, in all others.
+            These groups are called in the first batch, also without rows.
 
         Guaranteed: state and output change together, exactly once. Not guaranteed: that `func` runs only once; a batch that was
         not committed is computed again.

@@ -104,19 +104,26 @@ class DataStreamWriter:
         return self
 
     def trigger(
-        self, *, processingTime: str | timedelta | None = None, availableNow: bool | None = None
+        self,
+        *,
+        processingTime: str | timedelta | None = None,
+        availableNow: bool | None = None,
+        processing_time: str | timedelta | None = None,
+        available_now: bool | None = None,
     ) -> DataStreamWriter:
         """`processingTime`: a batch at most that often. `availableNow`: process what is there now, and end."""
-        if (processingTime is None) == (availableNow is None):
+        every = _either("processingTime", processingTime, processing_time)
+        now = _either("availableNow", availableNow, available_now)
+        if (every is None) == (now is None):
             raise InvalidPipeline("trigger() takes one of processingTime= and availableNow=True")
-        if availableNow is not None and availableNow is not True:
+        if now is not None and now is not True:
             raise InvalidPipeline("trigger(availableNow=) is True")
-        if processingTime is not None:
-            interval = duration_ms(processingTime)
+        if every is not None:
+            interval = duration_ms(every)
             if interval < 0:
-                raise InvalidPipeline(f"trigger(processingTime={processingTime!r}) is negative")
+                raise InvalidPipeline(f"trigger(processingTime={every!r}) is negative")
             self._interval_s = interval / 1000
-        self._available_now = availableNow is True
+        self._available_now = now is True
         return self
 
     def foreachBatch(self, func: Callable[[DataFrame, int], Any]) -> DataStreamWriter:
@@ -152,6 +159,8 @@ class DataStreamWriter:
         format: str | None = None,
         outputMode: str | None = None,
         queryName: str | None = None,
+        output_mode: str | None = None,
+        query_name: str | None = None,
         **options: Any,
     ) -> StreamingQuery:
         """Start the query in the background; raise what prevents it from starting.
@@ -161,8 +170,8 @@ class DataStreamWriter:
         """
         for method, given in (
             (self.format, format),
-            (self.outputMode, outputMode),
-            (self.queryName, queryName),
+            (self.outputMode, _either("outputMode", outputMode, output_mode)),
+            (self.queryName, _either("queryName", queryName, query_name)),
         ):
             if given is not None:
                 method(given)
@@ -208,7 +217,7 @@ class DataStreamWriter:
         location, is_temporary = self._location(sink)
         app = Application(NAME, persistence=Persistence(location), state_dir=location, spark=spark, loglevel=None)
         sink.add(_declared(app, plan, location), plan.schema)
-        reports = Reports(self._name or NAME, plan.verb, "Spark", sink.description)
+        reports = Reports(NAME, self._name, plan.verb, "Spark", sink.description)
 
         def run() -> None:
             try:
@@ -318,6 +327,13 @@ def _declared(app: Application, plan: Plan, location: Path) -> StreamingDataFram
 def _tap(frame: StreamingDataFrame, name: str, target: Callable[[Context], Any], schema: Any) -> None:
     """Send the rows at `frame` to a sink."""
     frame._pipeline.add_sink(frame._node, name, "rows", target, schema)
+
+
+def _either(name: str, given: Any, twin: Any) -> Any:
+    """What was given under Spark's name or in snake_case."""
+    if given is not None and twin is not None:
+        raise InvalidPipeline(f"{name}= is given twice, once in snake_case: leave one of them out")
+    return twin if given is None else given
 
 
 def checked_mode(verb: str, given: str, allowed: tuple[str, ...]) -> str:

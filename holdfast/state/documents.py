@@ -119,7 +119,7 @@ class State:
 
     def set(self, key: Any, value: Any, ttl: timedelta | None = None, clock: Clock = "processing") -> None:
         """Set `key`. With `ttl` the value is gone that long after the batch's processing time or, by the clock "event", after
-        the record's event time.
+        the record's event time. Only by event time does it end at the same record when the input is read again.
 
         Guaranteed: an expired value is invisible at once, by event time to every record that is later, and removed from the
         store later. `UnsupportedValue` if the codec would change the value; the state is then as it was. By the clock "event" it

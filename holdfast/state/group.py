@@ -120,6 +120,10 @@ class GroupState:
             raise InvalidTimeout(f"setTimeoutTimestamp(): {due} ms is before the watermark, which is at {watermark} ms")
         self._cell.set_timer("event", due)
 
+    def set_timeout_timestamp(self, timestamp: int | datetime, additional_duration: int | str | timedelta = 0) -> None:
+        """`setTimeoutTimestamp`."""
+        self.setTimeoutTimestamp(timestamp, additional_duration)
+
     def getCurrentWatermarkMs(self) -> int:
         """The watermark of this batch, in ms since 1970; `NoWatermark` if the query has none."""
         watermark = self._cell.watermark_ms
@@ -137,7 +141,6 @@ class GroupState:
     get_option = getOption
     has_timed_out = hasTimedOut
     set_timeout_duration = setTimeoutDuration
-    set_timeout_timestamp = setTimeoutTimestamp
     get_current_watermark_ms = getCurrentWatermarkMs
     get_current_processing_time_ms = getCurrentProcessingTimeMs
 

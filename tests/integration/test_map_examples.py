@@ -33,9 +33,15 @@ def test_the_sums_by_parity(tmp_path: Path) -> None:
 
 
 def test_a_program_that_fails_and_is_started_again_adds_every_integer_once(tmp_path: Path) -> None:
-    *_, last = said("map_restarts", tmp_path, "1.5")
-    found = re.fullmatch(r"started (\d+) times, the sum is (\d+), it should be (\d+)", last)
+    *printed, last = said("map_restarts", tmp_path, "0.1", "8000")
+    found = re.fullmatch(r"the sum is (\d+), that of all integers is (\d+)", last)
     assert found is not None, last
-    starts, total, expected = map(int, found.groups())
-    assert total == expected
-    assert starts >= 3, "it never failed"
+    total, expected = map(int, found.groups())
+    assert total == expected == sum(range(8_000))
+    panic = re.compile(r"oh no! The sum was (\d+), of which (\d+) is committed; starting again")
+    panics = [tuple(map(int, found.groups())) for line in printed if (found := panic.fullmatch(line))]
+    assert len(panics) >= 2, "it hardly failed"
+    assert all(reached > committed for reached, committed in panics), "no work was lost"
+    assert any(committed > 0 for _, committed in panics), "it never went on from a commit"
+    totals = set(accumulate(range(8_000)))
+    assert {int(line) for line in printed if not panic.fullmatch(line)} == totals, "nothing is shown that is not true"

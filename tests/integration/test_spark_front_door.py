@@ -253,6 +253,16 @@ def test_groups_time_out_by_event_time_and_late_rows_are_dropped(
     assert running.until(2) == [("a", -1), ("b", 31)]
 
 
+def test_what_the_data_made_due_is_waited_for(given: Input, run: Callable[[StatefulResult], Running]) -> None:
+    """The last rows move the watermark past a timeout: the batch for it has no data."""
+    frame = stateful(given.frame()).withWatermark("at", "10 seconds").groupByKey("user")
+    running = run(frame.flatMapGroupsWithState(latest, "update", "EventTimeTimeout"))
+    for round_ in range(3):
+        given.add((f"a{round_}", 0, 100 * round_ + 10))
+        given.add(("b", 0, 100 * round_ + 50))
+        assert (f"a{round_}", -1) in running.new()
+
+
 def test_late_rows_are_kept_unless_timeouts_go_by_event_time(
     given: Input, run: Callable[[StatefulResult], Running]
 ) -> None:
@@ -293,6 +303,32 @@ def test_groups_begin_with_their_initial_state_once(
     given.add(("state", 1))
     without = stateful(given.frame()).groupByKey(key).mapGroupsWithState(counted)
     assert run(without).new() == [("state", 1, 3)]
+
+
+@pytest.mark.parametrize("form", ["dict", "frame"])
+def test_an_initial_state_can_have_tuples_as_keys(
+    given: Input, run: Callable[[StatefulResult], Running], form: str
+) -> None:
+    def show(key: Any, values: Iterator[Any], state: GroupState) -> Any:
+        return repr(key), sum(1 for _ in values), state.getOption
+
+    states: Any = {("ann", 1, (2.5, True)): 5}
+    if form == "frame":
+        schema = "who struct<user: string, n: int, more: struct<x: double, y: boolean>>, count int"
+        states = given.spark.createDataFrame([(("ann", 1, (2.5, True)), 5)], schema)
+    given.add(("ann", 1), ("bob", 1))
+    grouped = stateful(given.frame()).groupByKey(lambda row: (row.user, int(row.amount), (2.5, True)))
+    assert run(grouped.mapGroupsWithState(show, initialState=states)).new() == [
+        ("('ann', 1, (2.5, True))", 1, 5),
+        ("('bob', 1, (2.5, True))", 1, None),
+    ]
+
+
+def test_an_initial_state_with_tuples_does_not_fit_groups_by_a_column(given: Input) -> None:
+    states = given.spark.createDataFrame([(("ann",), 5)], "who struct<user: string>, count int")
+    grouped = stateful(given.frame()).groupByKey("user")
+    with pytest.raises(InvalidPipeline, match="the groups are made by a string column"):
+        grouped.mapGroupsWithState(counted, initialState=states).writeStream.start()
 
 
 def test_an_initial_state_with_more_columns_is_a_row(given: Input, run: Callable[[StatefulResult], Running]) -> None:

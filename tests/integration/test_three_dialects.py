@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from holdfast import Application, State
 from holdfast.spark import GroupStateTimeout, stateful
 
@@ -32,6 +34,14 @@ def events(seed: int) -> list[dict[str, Any]]:
     arrivals = sorted((time + chance.randrange(DISORDER), time) for time in times)
     found = [{"user": f"u{chance.randrange(8)}", "time": time} for _, time in arrivals]
     return found + [{"user": f"u{n}", "time": END} for n in range(8)]
+
+
+@pytest.fixture
+def seeds() -> tuple[int, int]:
+    """One that is always the same, and one of chance; SESSIONS_SEED repeats it."""
+    seed = int(os.environ.get("SESSIONS_SEED") or random.randrange(2**32))
+    print(f"SESSIONS_SEED={seed}")
+    return 1, seed
 
 
 def recomputed(found: Iterable[dict[str, Any]]) -> list[Session]:
@@ -79,8 +89,8 @@ def close(user: str, name: str, state: State) -> list[Any]:
     return [[user, *session] for session in over]
 
 
-def test_state_and_timers(spark: SparkSession, tmp_path: Path) -> None:
-    for seed in (1, 2):
+def test_state_and_timers(spark: SparkSession, tmp_path: Path, seeds: tuple[int, int]) -> None:
+    for seed in seeds:
         given, found = events(seed), []
         app = Application(
             f"app{seed}", state_dir=tmp_path, spark=spark, watermark_delay="20 minutes", max_batch_rows=60, partitions=2
@@ -101,8 +111,8 @@ def fold(user: str, event: dict[str, Any], state: tuple[int, list[list[int]]]) -
     return [[user, *session] for session in over], (latest, rest)
 
 
-def test_stateful_flat_map(spark: SparkSession, tmp_path: Path) -> None:
-    for seed in (1, 2):
+def test_stateful_flat_map(spark: SparkSession, tmp_path: Path, seeds: tuple[int, int]) -> None:
+    for seed in seeds:
         given, found = events(seed), []
         app = Application(f"app{seed}", state_dir=tmp_path, spark=spark, max_batch_rows=60, partitions=2)
         frame = app.dataframe(app.from_iterable(given)).key_by(lambda event: event["user"])
@@ -127,16 +137,21 @@ def detect(user: str, rows: Iterator[Any], state: Any) -> Iterator[dict[str, Any
     return iter([{"user": user, "start": start, "end": end, "events": count} for start, end, count in over])
 
 
-def test_group_state(spark: SparkSession, tmp_path: Path) -> None:
-    given = events(1)
-    (tmp_path / "input").mkdir()
+def test_group_state(spark: SparkSession, tmp_path: Path, seeds: tuple[int, int]) -> None:
+    for seed in seeds:
+        given = events(seed)
+        assert sessions_of(spark, given, tmp_path / str(seed)) == recomputed(given), f"seed {seed}"
+
+
+def sessions_of(spark: SparkSession, given: list[dict[str, Any]], directory: Path) -> list[Session]:
+    (directory / "input").mkdir(parents=True)
     for number in range(0, len(given), 150):
         lines = [json.dumps(event) for event in given[number : number + 150]]
-        file = tmp_path / "input" / f"{number:05d}.json"
+        file = directory / "input" / f"{number:05d}.json"
         file.write_text("\n".join(lines))
         os.utime(file, (number, number))  # Spark takes the oldest first
     df = spark.readStream.schema("user string, time bigint").option("maxFilesPerTrigger", 1)
-    rows = df.json(str(tmp_path / "input")).selectExpr("user", "timestamp_millis(time) AS at")
+    rows = df.json(str(directory / "input")).selectExpr("user", "timestamp_millis(time) AS at")
     found: list[Session] = []
     query = (
         stateful(rows)
@@ -148,10 +163,10 @@ def test_group_state(spark: SparkSession, tmp_path: Path) -> None:
             timeoutConf=GroupStateTimeout.EventTimeTimeout,
             schema="user string, start bigint, end bigint, events int",
         )
-        .writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .writeStream.option("checkpointLocation", str(directory / "checkpoint"))
         .foreachBatch(lambda frame, batch: found.extend(tuple(row) for row in frame.collect()))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    assert sorted(found) == recomputed(given)
+    return sorted(found)

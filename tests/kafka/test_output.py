@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from scene import Scene, count_messages, counted, orders, totals
 
 from holdfast import failpoints
-from holdfast.errors import EarlierLife, ForeignTarget, MarkerLost
+from holdfast.errors import EarlierLife, ForeignTarget, KafkaRefused, MarkerLost, UnsupportedValue
 from holdfast.testing import Crash
 
 RECORDS = orders("abc", range(6))
@@ -224,6 +224,65 @@ def test_an_iterable_goes_to_a_topic(scene: Scene, by_tasks: None) -> None:
     expected = counted((number["user"].encode(), {"amount": number["amount"]}) for number in numbers)
     assert scene.by_key() == expected
     assert totals(app) == {key.decode(): (said[-1]["n"], said[-1]["sum"]) for key, said in expected.items()}
+
+
+# -- times that a topic refuses -------------------------------------------------------------------------------------------
+
+
+def ahead(scene: Scene, minutes: int, **settings: Any) -> Any:
+    """An application that gives the records of key b another event time."""
+
+    def later(value: Any, key: Any, timestamp: int, headers: Any) -> int:
+        return timestamp + (minutes * 60_000 if key == b"b" else 0)
+
+    app = scene.app(**settings)
+    frame = app.dataframe(app.topic(scene.source)).apply(count_messages, stateful=True)
+    frame.set_timestamp(later).to_topic(app.topic(scene.target))
+    return app
+
+
+def test_an_event_time_that_the_topic_would_refuse_is_an_error_of_its_record(scene: Scene) -> None:
+    """A broker takes what is up to an hour ahead, unless its settings say otherwise."""
+    scene.create(scene.source)
+    scene.feed(*RECORDS)
+    with pytest.raises(UnsupportedValue, match=r"message\.timestamp\.after\.max\.ms") as caught:
+        ahead(scene, 61).run(available_now=True)
+    assert (caught.value.holdfast_place.position, caught.value.holdfast_place.key) == (1, b"b")
+    assert scene.head().version == 0
+    letters = scene.named("letters")
+    scene.create(letters)
+    ahead(scene, 61, dead_letter_topic=letters).run(available_now=True)
+    expected = counted(RECORDS)
+    assert len(scene.read(letters)) == len(expected.pop(b"b"))
+    assert scene.by_key() == expected
+
+
+@pytest.mark.parametrize("minutes", [59, 61])
+def test_a_topic_with_the_broker_s_own_times_takes_any(scene: Scene, minutes: int) -> None:
+    scene.create(scene.source)
+    scene.create(scene.target, **({"message_timestamp_type": "LogAppendTime"} if minutes > 60 else {}))
+    scene.feed(*RECORDS)
+    ahead(scene, minutes).run(available_now=True)
+    assert scene.by_key() == counted(RECORDS)
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_a_topic_that_changed_its_mind_after_the_commit_is_named_at_once(scene: Scene, guarantee: str) -> None:
+    scene.create(scene.source)
+    scene.create(scene.target)
+    scene.feed(*RECORDS)
+    happened = crash_at("deliver.begin", 1)
+    with pytest.raises(Crash):
+        ahead(scene, 30, processing_guarantee=guarantee).run(available_now=True)
+    assert happened
+    scene.alter(scene.target, message_timestamp_after_max_ms="60000")
+    began = time.monotonic()
+    with pytest.raises(KafkaRefused, match=r"raise the topic's message\.timestamp\.before\.max\.ms or"):
+        ahead(scene, 30, processing_guarantee=guarantee).run(available_now=True)
+    assert time.monotonic() - began < 60
+    scene.alter(scene.target, message_timestamp_after_max_ms="3600000")
+    ahead(scene, 30, processing_guarantee=guarantee).run(available_now=True)
+    assert {key: said[-6:] for key, said in scene.by_key().items()} == counted(RECORDS)
 
 
 # -- what Kafka remembers ------------------------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ def test_the_changelog_of_the_page_is_one() -> None:
 
 
 def test_the_messages_of_the_page_are_what_an_outbox_holds() -> None:
-    encoder = MessagesEncoder("topic:t", MessageForm("t", bytes, bytes), None)
+    encoder = MessagesEncoder("topic:t", MessageForm("t", bytes, bytes), None, 0)
     encoder.put(b"k", None, 1, [("h", b"x")])
     (table,) = re.findall(r"^Messages, for topics.*?^## ", PAGE, re.DOTALL | re.MULTILINE)
     assert re.findall(r"^\| `(\w+)` \| (\w+) ", table, re.MULTILINE) == [

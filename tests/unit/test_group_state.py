@@ -135,7 +135,9 @@ def test_every_name_is_there_in_snake_case() -> None:
     assert (state.get_option, state.has_timed_out) == (5, True)
     assert (state.get_current_watermark_ms(), state.get_current_processing_time_ms()) == (7, 1000)
     state.set_timeout_duration(1)
-    state_of(PlainCell(), EVENT).set_timeout_timestamp(1)
+    cell = PlainCell()
+    state_of(cell, EVENT).set_timeout_timestamp(1, additional_duration="1 second")
+    assert cell.timer == ("event", 1_001)
 
 
 # -- the clocks --------------------------------------------------------------------------------------------------

@@ -25,11 +25,12 @@ from holdfast.kafka.changelog import MILESTONE, Milestone, decode_milestone, doc
 from holdfast.kafka.cluster import TopicNeed
 from holdfast.kafka.connection import Connection
 from holdfast.kafka.cursors import Cursor
+from holdfast.kafka.link import limits_of
 from holdfast.kafka.publishing import Note, _is_out
 from holdfast.log.files import changes_of, read_table
 from holdfast.log.manifest import InstanceId, ManifestId
 from holdfast.log.recipe import Recipe
-from holdfast.plan.messages import OVERHEAD, MessageForm, MessagesEncoder, unpacked
+from holdfast.plan.messages import OVERHEAD, MessageForm, MessagesEncoder, TopicLimits, unpacked
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import Program, program_of
 from holdfast.plan.record import Chunk
@@ -256,8 +257,12 @@ def as_it_is(data: Any) -> Any:
     return data
 
 
-def encoder(limit: int | None = None, new_key: Callable[[Any], Any] | None = None) -> MessagesEncoder:
-    return MessagesEncoder("topic:out", MessageForm("out", as_it_is, as_it_is, new_key), limit)
+def encoder(limits: TopicLimits | None = None, new_key: Callable[[Any], Any] | None = None) -> MessagesEncoder:
+    return MessagesEncoder("topic:out", MessageForm("out", as_it_is, as_it_is, new_key), limits, NOW_MS)
+
+
+NOW_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
 
 
 def test_messages_come_back_from_their_table() -> None:
@@ -281,13 +286,70 @@ def test_a_record_that_failed_leaves_no_message() -> None:
 
 
 def test_a_message_that_the_topic_would_refuse_is_refused_here() -> None:
-    messages = encoder(limit=OVERHEAD + 10)
+    messages = encoder(TopicLimits(OVERHEAD + 10))
     messages.add(b"12345", b"12345", 0, None)
     for value, key, headers in ((b"123456", b"12345", None), (b"", None, [("name", b"x")])):
         with pytest.raises(UnsupportedValue, match=r"max\.message\.bytes") as caught:
             messages.add(value, key, 0, headers)
         assert "12345" not in str(caught.value)
     assert len(messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("away_ms", "setting"),
+    [
+        (
+            HOUR_MS + 1,
+            r"3,600 s ahead of the clock, the topic takes up to 3,600 s; .*message\.timestamp\.after\.max\.ms",
+        ),
+        (
+            -24 * HOUR_MS,
+            r"86,400 s behind the clock, the topic takes up to 85,800 s; .*message\.timestamp\.before\.max\.ms",
+        ),
+    ],
+)
+def test_a_time_that_the_topic_would_refuse_is_refused_here(away_ms: int, setting: str) -> None:
+    messages = encoder(TopicLimits(1_000_000, behind_ms=24 * HOUR_MS, ahead_ms=HOUR_MS))
+    messages.add(b"value", None, NOW_MS + HOUR_MS, None)
+    messages.add(b"value", None, NOW_MS - 23 * HOUR_MS, None)
+    with pytest.raises(UnsupportedValue, match=setting):
+        messages.add(b"value", None, NOW_MS + away_ms, None)
+    assert len(messages) == 2
+    messages.put(b"key", b"value", NOW_MS + away_ms, None)  # a dead letter goes out in any case
+    *_, late = messages.table().column("timestamp").to_pylist()
+    assert -24 * HOUR_MS < late - NOW_MS <= HOUR_MS
+    messages.is_quiet = True  # it is out since long ago
+    messages.add(b"value", None, NOW_MS + away_ms, None)
+
+
+def test_without_limits_any_time_goes() -> None:
+    messages = encoder(TopicLimits(1_000_000))
+    for time_ms in (-1, 0, 1 << 50):
+        messages.add(b"value", None, time_ms, None)
+    assert messages.table().column("timestamp").to_pylist() == [-1, 0, 1 << 50]
+
+
+@pytest.mark.parametrize(
+    ("settings", "limits"),
+    [
+        ({}, TopicLimits(1_048_588)),
+        ({"max.message.bytes": "5"}, TopicLimits(5)),
+        ({"message.timestamp.after.max.ms": "7"}, TopicLimits(1_048_588, None, 7)),
+        ({"message.timestamp.before.max.ms": "7"}, TopicLimits(1_048_588, 7, None)),
+        ({"message.timestamp.before.max.ms": str(2**63 - 1)}, TopicLimits(1_048_588)),
+        ({"message.timestamp.difference.max.ms": "9"}, TopicLimits(1_048_588, 9, 9)),
+        (
+            {"message.timestamp.difference.max.ms": "9", "message.timestamp.after.max.ms": "7"},
+            TopicLimits(1_048_588, 9, 7),
+        ),
+        (
+            {"message.timestamp.type": "LogAppendTime", "message.timestamp.after.max.ms": "7"},
+            TopicLimits(1_048_588),
+        ),
+    ],
+)
+def test_the_settings_of_a_topic_say_what_it_takes(settings: dict[str, str], limits: TopicLimits) -> None:
+    assert limits_of(settings) == limits
 
 
 def test_a_new_key_is_made_of_the_value() -> None:

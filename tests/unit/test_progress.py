@@ -122,3 +122,21 @@ def test_sizes_are_shown_for_people(manifest: Manifest, clock: list[float], coun
     stream = Terminal()
     Progress("orders", stream).batch(replace(manifest, partitions=(replace(first, bytes=count),)), 0.1)
     assert f" keys, {shown}, version 1" in stream.getvalue()
+
+
+# -- reports of a query --------------------------------------------------------------------------------------------------
+
+
+def test_a_report_has_what_a_monitoring_loop_asks_for(manifest: Manifest) -> None:
+    reports = Reports("group-state", None, "mapGroupsWithState", "Spark", "console")
+    for batch, began_ms in enumerate((10_000, 12_000)):
+        spark = SparkBatch("q", batch, "digest")
+        reports.batch(replace(manifest, spark=spark, time_ms=began_ms), 0.5, 0.1)
+    first, second = reports.kept
+    assert (first["name"], first["numInputRows"], first["batchId"]) == (None, 3, 0)
+    assert [report["inputRowsPerSecond"] for report in (first, second)] == [0.0, 1.5]
+    assert [report["processedRowsPerSecond"] for report in (first, second)] == [6.0, 6.0]
+    assert second["durationMs"] == {"addBatch": 500, "triggerExecution": 500}
+    (source,) = second["sources"]
+    assert (source["numInputRows"], source["inputRowsPerSecond"], source["processedRowsPerSecond"]) == (3, 1.5, 6.0)
+    assert Reports("group-state", "totals", "mapGroupsWithState", "Spark", "console").name == "totals"

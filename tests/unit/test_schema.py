@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from holdfast.errors import InvalidPipeline, UnsupportedValue
+from holdfast.errors import InvalidPipeline, PlanMismatch, UnsupportedValue
 from holdfast.log.manifest import Chain
 from holdfast.plan.schema import arrow_schema, to_ddl
 from holdfast.plan.sinks import RowsEncoder
@@ -316,3 +316,35 @@ def test_a_column_named_like_the_version_of_a_table_is_refused() -> None:
         run(lambda sdf: sdf.to_table("t", schema="holdfast_version bigint"), [])
     with pytest.raises(UnsupportedValue, match="holdfast_version"):
         run(lambda sdf: sdf.to_table("t"), [{"holdfast_version": 1}])
+
+
+# -- a schema that changes on a checkpoint -------------------------------------------------------------------------------
+
+
+def next_life(before: Harness, schema: str | None) -> Harness:
+    harness = Harness(lambda sdf: sdf.to_table("t", schema=schema))
+    harness.storage = before.storage
+    return harness
+
+
+def test_another_schema_than_the_checkpoint_has_is_refused_at_the_start() -> None:
+    first = run(lambda sdf: sdf.to_table("t", schema="a int, b string"), [{"a": 1}])
+    for other in ("a bigint, b string", "a int", "b string, a int", "a int, c string"):
+        with pytest.raises(PlanMismatch, match="table:t was written with the schema 'a int, b string'") as caught:
+            next_life(first, other).restart()
+        assert caught.value.checkpoint == "a int, b string"
+    for same in ("a int, b string", "`a` integer, `b` string", None):
+        next_life(first, same).restart()
+
+
+def test_a_schema_that_is_given_later_must_be_the_one_that_was_found() -> None:
+    first = run(lambda sdf: sdf.to_table("t"), [{"a": 1, "b": None}])
+    next_life(first, "a bigint, b string").restart()
+    next_life(first, "a bigint, b void").restart()  # a column that held only None is one of strings
+    with pytest.raises(PlanMismatch, match="Give the first one"):
+        next_life(first, "a double, b string").restart()
+
+
+def test_before_the_first_rows_a_schema_may_change() -> None:
+    first = run(lambda sdf: sdf.to_table("t", schema="a int"), [])
+    next_life(first, "b string").restart()

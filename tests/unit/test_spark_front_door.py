@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 import pytest
-from pyspark.sql.types import DoubleType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import DataType, DoubleType, StringType, StructField, StructType, TimestampType
 
 import holdfast.spark
 from holdfast.errors import FixTheProgram, InvalidPipeline, UnknownOption
@@ -252,6 +252,26 @@ def test_an_initial_state_is_a_dict_or_a_frame_that_is_read_once(initial: Any, s
     grouped().mapGroupsWithState(one, initialState=Frame(streaming=False))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        (TimestampType(), "a timestamp cannot be one"),
+        (
+            StructType([StructField("a", StringType()), StructField("b", TimestampType())]),
+            "a struct<a:string,b:timestamp>",
+        ),
+    ],
+)
+def test_the_keys_of_an_initial_state_must_have_a_type_of_keys(key: DataType, shown: str) -> None:
+    frame = Frame(streaming=False)
+    frame.schema = StructType([StructField("who", key), StructField("n", DoubleType())])
+    frame.columns = frame.schema.names
+    with pytest.raises(InvalidPipeline, match=f"its first column 'who' is the key, and {shown}"):
+        grouped().mapGroupsWithState(one, initialState=frame)  # type: ignore[arg-type]
+    frame.schema = StructType([StructField("who", StructType([StructField("a", StringType())])), *frame.schema[1:]])
+    grouped().mapGroupsWithState(one, initialState=frame)  # type: ignore[arg-type]
+
+
 def test_the_names_are_there_in_snake_case_too() -> None:
     wrapped = stateful(Frame()).with_watermark("at", timedelta(minutes=1))  # type: ignore[arg-type]
     frame = wrapped.group_by_key(lambda row: row.user.lower())
@@ -260,6 +280,25 @@ def test_the_names_are_there_in_snake_case_too() -> None:
     ).write_stream
     result = frame.flat_map_groups_with_state(many, output_mode="append", timeout_conf="EventTimeTimeout")
     result.write_stream.output_mode("append").query_name("q").foreach_batch(lambda df, version: None)
+    stateful(Frame()).with_watermark(event_time="at", delay_threshold="1 minute")  # type: ignore[arg-type]
+
+
+def test_keywords_are_there_in_snake_case_too_but_not_twice() -> None:
+    writer().trigger(processing_time="1 minute").trigger(available_now=True)
+    with pytest.raises(InvalidPipeline, match=r"trigger\(processingTime='-1 minute'\) is negative"):
+        writer().trigger(processing_time="-1 minute")
+    with pytest.raises(InvalidPipeline, match="cannot be written in update mode"):
+        writer().start(output_mode="update")
+    with pytest.raises(InvalidPipeline, match="takes a name"):
+        writer().start(query_name=" ")
+    for twice in (
+        lambda: writer().trigger(availableNow=True, available_now=True),
+        lambda: writer().trigger(processingTime="1 minute", processing_time="1 minute"),
+        lambda: writer().start(outputMode="append", output_mode="append"),
+        lambda: writer().start(queryName="q", query_name="q"),
+    ):
+        with pytest.raises(InvalidPipeline, match="is given twice"):
+            twice()
 
 
 # -- writing -----------------------------------------------------------------------------------------------------
