@@ -24,7 +24,7 @@ from holdfast.log.recipe import Recipe, plan, steps
 from holdfast.log.storage import Storage
 from holdfast.runtime.restoring import RestoreLine
 from holdfast.runtime.task import Stores
-from holdfast.stores.base import EMPTY, Mark
+from holdfast.stores.base import EMPTY, DamagedStore, Mark
 
 ROUND_S = 2.0
 
@@ -68,9 +68,9 @@ def climb(app: str, tasks: Tasks, instance: InstanceId, recipes: Sequence[Recipe
         return
     try:
         _restore(app, tasks, instance, recipes)
-    except HoldfastError:
-        raise
-    except Exception as error:  # a worker or an executor was lost: the first batch goes on with it
+    except Exception as error:  # a worker was lost, or a store is damaged: the first batch goes on with it
+        if isinstance(error, HoldfastError) and not isinstance(error, DamagedStore):
+            raise
         logger.warning("%s: restoring was interrupted; going on", app)
         logger.debug("interrupted by", exc_info=error)
 
