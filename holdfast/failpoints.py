@@ -50,10 +50,16 @@ SNAPSHOT_POINTS = (
     "retention.begin",
     "retention.done",
 )
+RESTORE_POINTS = (
+    "restore.file",
+    "restore.fetched",
+    "restore.emptied",
+)
 """In the order in which a batch reaches them. `table.staged` and those of publishing lie between the two of delivery; the first
 two of publishing are only reached where a producer has to be opened. Tasks reach them where tasks publish. Those of a
 snapshot come with its version, those of retention with the floor; `task.copied` and those of an upload's files are reached in
-tasks, the others on the driver, beside the batches."""
+tasks, the others on the driver, beside the batches. Those of a restore from a snapshot are reached in tasks, with the version
+that the files hold."""
 
 _hook: Callable[[str, int], None] | None = None
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -24,7 +25,7 @@ from holdfast.errors import Damaged, ZombieTask
 from holdfast.log import paths
 from holdfast.log.files import FileRef, read_delta
 from holdfast.log.manifest import AttemptId, Chain, Manifest, ManifestId
-from holdfast.log.snapshot import PartitionSnapshot, fetch, may_be_removed, read_snapshot, versions
+from holdfast.log.snapshot import PartitionSnapshot, changed, fetch, may_be_removed, read_snapshot, versions
 from holdfast.log.storage import Storage
 from holdfast.stores.base import EMPTY, DamagedStore, Mark, Store
 
@@ -124,11 +125,10 @@ def steps(store: Store, storage: Storage, recipe: Recipe, left: list[Damaged] | 
                 continue  # another way was taken in part
             try:
                 yield from way.steps(store, storage, recipe)
+                store.unstage()  # what was fetched for a way that was left
                 return
-            except DamagedStore as damage:
-                if way.snapshot is None:
-                    raise
-                damages.append(damage)
+            except DamagedStore:
+                raise  # this disk is at fault: whoever tries again begins with an empty store
             except Damaged as damage:
                 damages.append(damage)
             logger.warning("partition %d: %s", recipe.partition, damages[-1])
@@ -185,9 +185,13 @@ class Way(msgspec.Struct, frozen=True):
     def steps(self, store: Store, storage: Storage, recipe: Recipe) -> Iterator[int]:
         held = self.since
         if self.snapshot is not None:
-            yield from fetch(storage, self.snapshot, store.staging())
+            staging = store.staging()
+            yield from fetch(storage, self.snapshot, staging)
             held = self.snapshot.mark
-            store.replace(held)
+            try:
+                store.replace(held)
+            except DamagedStore as damage:
+                raise _blamed(damage, self.snapshot, staging) from damage
         elif held == EMPTY:
             store.wipe()
             held = recipe.base_mark
@@ -196,6 +200,20 @@ class Way(msgspec.Struct, frozen=True):
             store.apply(read_delta(storage, stride.delta) if stride.delta else (), held, stride.mark)
             held = stride.mark
             yield stride.delta.length if stride.delta is not None else 0
+
+
+def _blamed(damage: DamagedStore, part: PartitionSnapshot, staging: Path) -> Damaged:
+    """Whose fault it is that a snapshot does not become a store: that of this disk, or its own."""
+    rotten = changed(part, staging)
+    for path in rotten:
+        path.unlink()  # to be fetched again
+    if rotten:
+        return damage
+    return Damaged(
+        f"{part.files[0].name} and the other files of partition {part.partition} at version {part.version} are as the snapshot "
+        f"says, but no whole store: {damage}",
+        name=part.files[0].name,
+    )
 
 
 def _ways(
@@ -221,13 +239,14 @@ def _ways(
         if not recipe.base <= version <= recipe.head or (version <= held.version and own is not None):
             continue
         try:
-            part = read_snapshot(storage, version).partitions[recipe.partition]
-            strides = walk.after(recipe, part.mark)
+            parts = read_snapshot(storage, version).partitions
+            part = parts[recipe.partition] if recipe.partition < len(parts) else None
+            strides = None if part is None else walk.after(recipe, part.mark)
         except Damaged as damage:
             logger.warning("partition %d: %s", recipe.partition, damage)
             damages.append(damage)
             continue
-        if strides is None:
+        if part is None or strides is None:
             logger.warning("partition %d: the snapshot of version %d is not of this chain", recipe.partition, version)
             continue
         way = Way(part, part.mark, strides)

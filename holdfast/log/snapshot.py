@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ from holdfast.failpoints import reach
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, InstanceId, ManifestId, new_id
 from holdfast.log.sealed import sealed, unsealed
-from holdfast.log.storage import Missing, Storage
+from holdfast.log.storage import Missing, Storage, raise_as_storage_error
 from holdfast.stores.base import Mark
 
 FORMAT = 1
@@ -133,6 +134,15 @@ def publish(storage: Storage, snapshot: Snapshot) -> None:
     storage.put(paths.snapshot(snapshot.version), sealed(snapshot))
 
 
+def unsent(copy: Path, known: Iterable[SnapshotFile]) -> list[str]:
+    """The files of a local copy that are not `known` to be in the checkpoint: those that `upload` sends."""
+    there = {(file.checksum, file.length) for file in known}
+    checksums = Checksums(copy.parent / CHECKSUMS)
+    names = [path.name for path in copy.iterdir() if (checksums.of(path), path.stat().st_size) not in there]
+    checksums.save()
+    return names
+
+
 def upload(
     storage: Storage, copy: Path, partition: int, mark: Mark, known: Iterable[SnapshotFile]
 ) -> PartitionSnapshot:
@@ -156,16 +166,18 @@ def upload(
 def fetch(storage: Storage, part: PartitionSnapshot, directory: Path) -> Iterator[int]:
     """Bring the files into `directory`, and nothing else; after each, its length. Those that are whole already are kept."""
     wanted = {file.path for file in part.files}
-    for path in directory.iterdir():
-        if path.name not in wanted:
-            path.unlink()
+    with _named_errors(directory):
+        for path in directory.iterdir():
+            if path.name not in wanted:
+                path.unlink()
     checksums = Checksums(directory.parent / CHECKSUMS)
     for file in part.files:
         path = directory / file.path
         if path.parent != directory:
             raise Damaged(f"{file.name} belongs to {file.path!r}, which is no plain name", name=file.name)
         if not path.exists() or not _is_whole(path, file, checksums):
-            path.unlink(missing_ok=True)
+            with _named_errors(path):
+                path.unlink(missing_ok=True)
             try:
                 storage.get_file(file.name, path)
             except Missing:
@@ -173,11 +185,26 @@ def fetch(storage: Storage, part: PartitionSnapshot, directory: Path) -> Iterato
             if not _is_whole(path, file, checksums):
                 raise Damaged(f"{file.name} is damaged: it is not what the snapshot says", name=file.name)
             checksums.save()
+            reach("restore.file", part.version)
             yield file.length
+    reach("restore.fetched", part.version)
+
+
+def changed(part: PartitionSnapshot, directory: Path) -> list[Path]:
+    """The files in `directory` that have changed since they were fetched. All are read again."""
+    return [path for file in part.files if not is_whole(path := directory / file.path, file)]
 
 
 def _is_whole(path: Path, file: SnapshotFile, checksums: Checksums) -> bool:
     return path.stat().st_size == file.length and checksums.of(path) == file.checksum
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise_as_storage_error(error, path)
 
 
 def is_whole(path: Path, file: SnapshotFile) -> bool:
@@ -209,8 +236,13 @@ class Checksums:
     def save(self) -> None:
         """Remember those that were asked for, and forget the others."""
         temporary = self._path.with_name(f"{self._path.name}.{new_id()}.tmp")
-        temporary.write_bytes(msgspec.json.encode(self._used))
-        temporary.replace(self._path)
+        with _named_errors(self._path):
+            try:
+                temporary.write_bytes(msgspec.json.encode(self._used))
+                temporary.replace(self._path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
 
 
 def digest(path: Path) -> str:

@@ -23,7 +23,7 @@ from holdfast.log.recipe import Recipe, Walk, Way, plan, steps
 from holdfast.log.storage import Storage
 from holdfast.runtime.restoring import RestoreLine
 from holdfast.runtime.task import Stores
-from holdfast.stores.base import EMPTY, Mark
+from holdfast.stores.base import EMPTY, DamagedStore, Mark
 
 ROUND_S = 2.0
 
@@ -63,9 +63,9 @@ def climb(
         return
     try:
         _restore(app, tasks, storage, instance, recipes)
-    except HoldfastError:
-        raise
-    except Exception as error:  # a worker or an executor was lost: the first batch goes on with it
+    except Exception as error:  # a worker was lost, or a store is damaged: the first batch goes on with it
+        if isinstance(error, HoldfastError) and not isinstance(error, DamagedStore):
+            raise
         logger.warning("%s: restoring was interrupted; going on", app)
         logger.debug("interrupted by", exc_info=error)
 

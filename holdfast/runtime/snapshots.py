@@ -5,6 +5,9 @@ made in milliseconds. It is a copy of a committed version, named by its mark. Af
 driver has the copies uploaded where they are, one partition at a time, makes the snapshot visible by one put, and then
 removes what no recovery can need any more. A batch never waits for any of it, and whatever fails here is tried again later:
 nothing is lost without a snapshot but time.
+
+What is removed cannot be had again, so a file is read to its end, with the checksums of its blocks, before it is sent. If it is
+damaged there is no snapshot, and the store that it is from is built again.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ from holdfast.failpoints import reach
 from holdfast.log import paths
 from holdfast.log.manifest import AttemptId, Chain, InstanceId, Manifest
 from holdfast.log.retention import clear_up
-from holdfast.log.snapshot import PartitionSnapshot, Snapshot, SnapshotFile, newest_snapshot, publish, upload
+from holdfast.log.snapshot import PartitionSnapshot, Snapshot, SnapshotFile, newest_snapshot, publish, unsent, upload
 from holdfast.log.storage import Exists, Storage
 from holdfast.runtime.task import Stores
-from holdfast.stores.base import Mark
+from holdfast.stores.base import DamagedStore, Mark
 
 VERSIONS = 500
 """Versions after which a snapshot is due by itself."""
@@ -254,9 +257,16 @@ def _upload_task(
         if directory is None:
             return None
         try:
+            stores.check(directory, mark, unsent(directory, known))
             part = upload(storage, directory, partition, mark, known)
         except FileNotFoundError:  # a newer run on this host has made room for its own
             return None
+        except DamagedStore:
+            if stores.copied(instance, partition, copy) is None:  # likewise
+                return None
+            stores.distrust(instance, partition)
+            stores.forget(instance, partition, copy)
+            raise
         reach("upload.done", mark.version)
         stores.forget(instance, partition, copy)
         return part

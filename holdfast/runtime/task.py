@@ -31,7 +31,7 @@ from holdfast.runtime.exchange import Inbox, LostMailError, Mail, Outcome, maile
 from holdfast.runtime.job import Failure, Job, Receipt
 from holdfast.runtime.processing import Processing, message_of
 from holdfast.sources.base import Reading
-from holdfast.stores.base import DamagedStore, Store
+from holdfast.stores.base import DamagedStore, Mark, Store
 
 logger = logging.getLogger("holdfast")
 
@@ -50,6 +50,12 @@ class Stores(Protocol):
 
     def copied(self, instance: InstanceId, partition: int, name: AttemptId) -> Path | None:
         """The directory of a copy; None if it is not on this host."""
+
+    def check(self, copy: Path, mark: Mark, files: Iterable[str]) -> None:
+        """`DamagedStore` unless a copy is a whole store at `mark`; of its files, those in `files` are read to the end."""
+
+    def distrust(self, instance: InstanceId, partition: int) -> None:
+        """Whoever opens the store of a partition next finds it empty. Who has it open is not disturbed."""
 
     def forget(self, instance: InstanceId, partition: int, name: AttemptId) -> None:
         """Remove a copy, and what else nobody on this host needs any more."""

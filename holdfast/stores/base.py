@@ -66,8 +66,14 @@ class Store(Protocol):
     def staging(self) -> Path:
         """A directory for the files of another checkpoint on their way here; it outlives what the store outlives."""
 
+    def unstage(self) -> None:
+        """Remove `staging()`, if there is one: nobody will come back for what is in it."""
+
     def replace(self, mark: Mark) -> None:
-        """Become the checkpoint in `staging()`, which goes. `DamagedStore`, and nothing changed, if it has another mark."""
+        """Become the checkpoint in `staging()`, which goes.
+
+        It is read to its end before. `DamagedStore`, and nothing changed, if that fails or if it has another mark.
+        """
 
     def wipe(self) -> None:
         """Forget everything: the store is `EMPTY` and open afterwards."""

@@ -77,6 +77,9 @@ class MemoryStore:
         directory.mkdir(exist_ok=True)
         return directory
 
+    def unstage(self) -> None:
+        self._staging = None
+
     def replace(self, mark: Mark) -> None:
         staged = MemoryStore.open(self.staging())
         if staged._mark != mark:

@@ -9,7 +9,8 @@ micro-batch, and everything here follows from that.
 - `close` flushes, so what was applied outlives the process. Each cycle thus adds one sorted run.
 - Compaction never runs on into a close, which would throw its work away: `close` waits while there are more than
   `MAX_RUNS` runs. It is size-tiered (universal), since a leveled one would rewrite each change ten times.
-- Every block that is read is checked. What RocksDB reports as corrupt or missing is `DamagedStore`.
+- Every block that is read is checked. What RocksDB reports as corrupt or missing is `DamagedStore`. A block that nobody reads
+  may rot unseen: `check` reads all of them, before files leave for a snapshot and when they come back from one.
 
 Keys that begin with a zero byte belong to this module: the mark lies under one. The engine's keys begin with a letter.
 """
@@ -17,14 +18,16 @@ Keys that begin with a zero byte belong to this module: the mark lies under one.
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Checkpoint,
     ChecksumType,
@@ -38,7 +41,10 @@ from rocksdict import (
 )
 
 from holdfast.errors import HoldfastError, StorageFailed, StorageFull, StorageReadOnly
+from holdfast.failpoints import reach
 from holdfast.stores.base import EMPTY, Change, DamagedStore, Mark, WrongVersion
+
+T = TypeVar("T")
 
 MAX_RUNS = 8
 """Sorted runs that a closed database may have. More make reads slower, fewer make compaction dearer."""
@@ -51,6 +57,9 @@ PAGE = 512
 
 STAGING = ".restore"
 """Ends the name of the directory beside a store in which another is made ready to take its place."""
+
+CHECK = ".check"
+"""Ends the name of the directory beside another in which tables of that one are checked."""
 
 _MARK = b"\x00mark"
 _FIRST = b"\x01"
@@ -66,8 +75,7 @@ class RocksDBStore:
 
     def mark(self) -> Mark:
         with named_errors(self.path):
-            held = self._db.get(_MARK)
-        return EMPTY if held is None else Mark(int.from_bytes(held[:8], "big"), held[8:].decode())
+            return _mark_of(self._db)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         with named_errors(self.path):
@@ -112,29 +120,34 @@ class RocksDBStore:
             directory.mkdir(exist_ok=True)
         return directory
 
+    def unstage(self) -> None:
+        staged = self.path.with_name(f"{self.path.name}{STAGING}")
+        if staged.exists():
+            with named_errors(staged):
+                shutil.rmtree(staged)
+
     def replace(self, mark: Mark) -> None:
         staged = self.staging()
-        copy = RocksDBStore(staged)
-        try:
-            held = copy.mark()
-        finally:
-            copy.close()
-        if held != mark:
-            raise DamagedStore(f"{staged} holds {held}, not {mark}", path=staged)
-        self._db.close()
-        self._closed = True
+        check(staged, mark, [path.name for path in staged.iterdir()])
+        self._abandon()
         erase(self.path)  # whoever is killed here leaves an empty store, and the other one whole beside it
+        reach("restore.emptied", mark.version)
         with named_errors(self.path):
             staged.rename(self.path)
         self._db = _open(self.path)
         self._closed = False
 
     def wipe(self) -> None:
-        self._db.close()
-        self._closed = True
+        self._abandon()
         erase(self.path)
         self._db = _open(self.path)
         self._closed = False
+
+    def _abandon(self) -> None:
+        """Close a database that is about to go. One that is damaged complains of it, and is closed all the same."""
+        self._closed = True
+        with suppress(Exception):
+            self._db.close()
 
     def close(self) -> None:
         if self._closed:
@@ -166,6 +179,57 @@ class RocksDBStore:
                 return page
         finally:
             del entries
+
+
+def check(directory: Path, mark: Mark, files: Iterable[str]) -> None:
+    """`DamagedStore` unless `directory` is a database at `mark` with all that it needs; nobody may have it open.
+
+    Of its tables, those among `files` are read to the end and every block is checked; its `files` names the damaged ones.
+    Not checked are bloom filters, which are not used when they are damaged.
+    """
+    with named_errors(directory):
+        if not (directory / "CURRENT").exists():
+            raise DamagedStore(f"{directory} has no CURRENT file", path=directory)
+        held = _read(directory, _mark_of)
+        if held != mark:
+            raise DamagedStore(f"{directory} holds {held}, not {mark}", path=directory)
+        tables = sorted(name for name in files if name.endswith(".sst"))
+        damaged = sorted(set(tables) - _whole(directory, tables)) if tables else []
+    if damaged:
+        raise DamagedStore(f"{directory}: damaged blocks in {', '.join(damaged)}", path=directory, files=damaged)
+
+
+def _whole(directory: Path, tables: Sequence[str]) -> set[str]:
+    """Those of `tables` that can be read to the end.
+
+    RocksDB reads single tables only when it repairs a database. So it gets one that has nothing but links to these, and
+    takes up those that are whole.
+    """
+    place = directory.with_name(f"{directory.name}{CHECK}")
+    if place.exists():  # of a check that was killed
+        shutil.rmtree(place)
+    place.mkdir()
+    try:
+        for table in tables:
+            os.link(directory / table, place / table)
+        Rdict.repair(str(place), _options())
+        return _read(place, lambda db: {Path(file["name"]).name for file in db.live_files()})
+    finally:
+        shutil.rmtree(place)
+
+
+def _read(directory: Path, question: Callable[[Rdict], T]) -> T:
+    """What a database answers that is not to be changed."""
+    db = Rdict(str(directory), _options(), {"default": _options()}, AccessType.read_only(False))
+    try:
+        return question(db)
+    finally:
+        db.close()
+
+
+def _mark_of(db: Rdict) -> Mark:
+    held = db.get(_MARK)
+    return EMPTY if held is None else Mark(int.from_bytes(held[:8], "big"), held[8:].decode())
 
 
 def erase(path: Path) -> None:

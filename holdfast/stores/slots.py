@@ -2,6 +2,7 @@
 
     <local_dir>/<instance>/<partition>/slot-<n>/       a database
     <local_dir>/<instance>/<partition>/slot-<n>.lock   held (flock) by whoever has it open
+    <local_dir>/<instance>/<partition>/slot-<n>.damaged    its database is not to be used any more
     <local_dir>/<instance>/<partition>/slot-<n>.restore/   a database on its way from a snapshot to the slot
     <local_dir>/<instance>/<partition>/copy-<attempt>/     a copy of one, on its way to a snapshot
 
@@ -10,8 +11,10 @@ zombie of an earlier attempt or by a reader: the newcomer must neither block nor
 - no database is opened, emptied or removed without its lock;
 - a lock file lies outside the database and is never deleted, so two processes can never lock two files of one name;
 - of the slots that nobody holds, the one at the highest version is used and the others are removed;
-- a slot that is damaged is emptied: whoever opens it builds it again from the log;
-- a partition has one copy: to make one removes those before it, which are leftovers of killed runs;
+- a slot that is damaged is emptied: whoever opens it builds it again from the log. Whoever finds the damage without the
+  lock, in a copy, leaves a note;
+- a partition has one copy: to make one removes those before it, which are leftovers of killed runs. An upload may be reading
+  one of them, so a copy goes as a whole: it is renamed first;
 - what nobody has opened for `STALE_S` is removed: of partitions that moved away, and of instances that are no more.
 """
 
@@ -20,17 +23,20 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from holdfast.stores.base import DamagedStore, Store
-from holdfast.stores.rocksdb import STAGING, RocksDBStore, erase, named_errors
+from rocksdict import DbClosedError
+
+from holdfast.stores.base import DamagedStore, Mark, Store
+from holdfast.stores.rocksdb import CHECK, STAGING, RocksDBStore, check, erase, named_errors
 
 PATIENCE_S = 1.0
 """How long a newcomer waits for a slot that is held before it starts another one."""
@@ -39,6 +45,7 @@ STALE_S = 24 * 3600.0
 """After so long without use a local store is taken for one that is not coming back."""
 
 _COPY = "copy-"
+_DAMAGED = ".damaged"
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +92,8 @@ class LocalStores:
         """Keep a copy of an open store as it is. Earlier copies of the partition go."""
         home = self._home(instance, partition)
         with named_errors(home):
-            for copy in home.glob(f"{_COPY}*"):
-                shutil.rmtree(copy)
+            for copy in sorted(home.glob(f"{_COPY}*")):  # a copy before what belongs to it
+                _remove(copy)
         store.checkpoint(home / f"{_COPY}{name}")
 
     def copied(self, instance: str, partition: int, name: str) -> Path | None:
@@ -94,12 +101,23 @@ class LocalStores:
         directory = self._home(instance, partition) / f"{_COPY}{name}"
         return directory if directory.is_dir() else None
 
+    def check(self, copy: Path, mark: Mark, files: Iterable[str]) -> None:
+        """`DamagedStore` unless a copy is a whole store at `mark`; of its tables, those among `files` are read to the end."""
+        check(copy, mark, files)
+
+    def distrust(self, instance: str, partition: int) -> None:
+        """Whoever opens the store of a partition next finds it empty. Who has it open is not disturbed."""
+        home = self._home(instance, partition)
+        with named_errors(home):
+            for slot in _slots(home):
+                _note(slot).touch()
+
     def forget(self, instance: str, partition: int, name: str) -> None:
         """Remove a copy, and what else nobody on this host needs any more."""
         directory = self.copied(instance, partition, name)
         with named_errors(self.local_dir):
             if directory is not None:
-                shutil.rmtree(directory)
+                _remove(directory)
             self.collect(time.time() - STALE_S)
 
     def collect(self, before: float) -> None:
@@ -126,21 +144,39 @@ def _remove_stale(lock_file: Path) -> None:
     try:
         for directory in doomed:
             shutil.rmtree(directory)
+        _note(slot).unlink(missing_ok=True)
         log.info("removed %s, which nobody has used for a while", slot)
     finally:
         _unlock(lock)
 
 
 def _beside(slot: Path) -> list[Path]:
-    """What belongs to a slot and goes with it."""
-    return [slot.with_name(f"{slot.name}{STAGING}")]
+    """The directories that belong to a slot and go with it."""
+    return [slot.with_name(f"{slot.name}{STAGING}"), slot.with_name(f"{slot.name}{STAGING}{CHECK}")]
+
+
+def _note(slot: Path) -> Path:
+    """Is there if the slot is to be emptied."""
+    return slot.with_name(f"{slot.name}{_DAMAGED}")
+
+
+def _slots(home: Path) -> list[Path]:
+    return [slot for slot in home.glob("slot-*") if not slot.suffix and slot.is_dir()]
+
+
+def _remove(copy: Path) -> None:
+    """Remove a copy, at once for whoever looks for it. Another process may be at it, too."""
+    gone = copy.with_name(f"{_COPY}{secrets.token_hex(8)}.gone")
+    with suppress(FileNotFoundError):
+        copy.rename(gone)
+        shutil.rmtree(gone)
 
 
 def _lock_slots(home: Path) -> dict[Path, int]:
     """The slots of `home` that nobody holds, each with its lock now held: at least one, a new one if need be."""
     limit = time.monotonic() + PATIENCE_S
     while True:
-        slots = [slot for slot in home.glob("slot-*") if not slot.suffix and slot.is_dir()] or [home / "slot-0"]
+        slots = _slots(home) or [home / "slot-0"]
         held = {slot: lock for slot in slots if (lock := _lock(slot)) is not None}
         if held:
             return held
@@ -160,7 +196,7 @@ def _newest(held: dict[Path, int]) -> RocksDBStore:
     """Open the held slot at the highest version, remove the others and let go of their locks."""
     stores = sorted((_open(slot) for slot in held), key=lambda store: (-store.mark().version, store.path))
     for stale in stores[1:]:
-        stale.close()
+        _close(stale)
         with named_errors(stale.path):
             for directory in (stale.path, *_beside(stale.path)):
                 if directory.exists():
@@ -170,6 +206,13 @@ def _newest(held: dict[Path, int]) -> RocksDBStore:
 
 
 def _open(slot: Path) -> RocksDBStore:
+    note = _note(slot)
+    if note.exists():
+        log.warning("emptying a damaged local store: %s", slot)
+        if slot.exists():
+            erase(slot)
+        with named_errors(note):
+            note.unlink()
     try:
         store = RocksDBStore(slot)
     except DamagedStore as damage:
@@ -188,7 +231,7 @@ def _close(store: RocksDBStore) -> None:
     """A store may turn out to be damaged only now, in a compaction. All that was read from it was checked: only it is lost."""
     try:
         store.close()
-    except DamagedStore as damage:
+    except (DamagedStore, DbClosedError) as damage:
         log.warning("emptying a damaged local store: %s", damage)
         erase(store.path)
 

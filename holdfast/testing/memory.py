@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from holdfast.plan.program import Program
 from holdfast.runtime.exchange import Inbox, Mail, Outcome
 from holdfast.runtime.job import Job
 from holdfast.runtime.task import Stores, run_task
-from holdfast.stores.base import Store
+from holdfast.stores.base import DamagedStore, Mark, Store
 from holdfast.stores.memory import MemoryStore, TemporaryPlace
 
 
@@ -83,6 +83,14 @@ class MemoryStores:
     def copied(self, instance: InstanceId, partition: int, name: AttemptId) -> Path | None:
         found, place = self._copies.get((instance, partition), (None, None))
         return place.path / name if place is not None and found == name else None
+
+    def check(self, copy: Path, mark: Mark, files: Iterable[str]) -> None:
+        held = MemoryStore.open(copy).mark()
+        if held != mark:
+            raise DamagedStore(f"{copy} holds {held}, not {mark}", path=copy)
+
+    def distrust(self, instance: InstanceId, partition: int) -> None:
+        self.stores.pop((instance, partition), None)
 
     def forget(self, instance: InstanceId, partition: int, name: AttemptId) -> None:
         if self.copied(instance, partition, name) is not None:

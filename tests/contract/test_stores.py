@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from damage import rotted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rocksdict import DbClosedError
 
 from holdfast.errors import Damaged, StorageFailed, StorageFull, StorageReadOnly
 from holdfast.stores import slots
-from holdfast.stores.base import EMPTY, Change, Mark, Store, WrongVersion
+from holdfast.stores.base import EMPTY, Change, DamagedStore, Mark, Store, WrongVersion
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.rocksdb import MAX_RUNS, RocksDBStore, named_errors
 from holdfast.stores.slots import LocalStores
@@ -228,6 +229,31 @@ def test_a_store_does_not_become_half_a_checkpoint(kind: Kind, tmp_path: Path) -
     with pytest.raises(Damaged):
         store.replace(mark(0))
     assert (store.mark(), contents(store)) == (mark(0), {b"da": b"1"})
+    store.close()
+
+
+def test_a_store_does_not_become_a_checkpoint_with_a_rotten_block(tmp_path: Path) -> None:
+    store = RocksDBStore(tmp_path / "store")
+    store.apply([(b"d%04d" % n, b"value-%d" % n) for n in range(2_000)], EMPTY, mark(0))
+    staging = store.staging()
+    staging.rmdir()
+    store.checkpoint(staging)
+    store.wipe()
+    (table,) = staging.glob("*.sst")
+    rotted(table, table.read_bytes().index(b"value-1000"))
+    with pytest.raises(DamagedStore, match=f"damaged blocks in {table.name}"):
+        store.replace(mark(0))
+    assert (store.mark(), contents(store)) == (EMPTY, {})
+    store.close()
+    assert not list(tmp_path.glob("*.check"))
+
+
+def test_staging_can_be_given_up(kind: Kind, tmp_path: Path) -> None:
+    store = kind.new(tmp_path / "store")
+    store.unstage()
+    (store.staging() / "file").touch()
+    store.unstage()
+    assert not list(store.staging().iterdir())
     store.close()
 
 
@@ -584,6 +610,64 @@ def test_a_slot_that_a_compaction_finds_damaged_is_emptied_when_it_is_closed(
             fill(store, version)
     assert emptied_at is not None, "no compaction has met the damage"
     assert "emptying a damaged local store" in caplog.text
+
+
+def apply_for(seconds: float, store: Store) -> None:
+    """Small versions, each flushed, one after the other."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        version = store.mark().version + 1
+        store.apply([(b"dversion", b"%d" % version)], store.mark(), mark(version))
+        store.checkpoint(store.staging() / f"{version}")  # flushes
+
+
+def test_a_store_whose_compaction_has_failed_can_be_emptied_and_used(stores: LocalStores, tmp_path: Path) -> None:
+    path = tmp_path / INSTANCE / "0" / "slot-0"
+    for version in range(MAX_RUNS - 1):
+        with stores.open(INSTANCE, 0) as store:
+            changes = [(b"d%d-%d" % (version, n), b"value" * 20) for n in range(200)]
+            store.apply(changes, store.mark(), mark(version))
+    table = min(path.glob("*.sst"))
+    rotted(table, table.stat().st_size // 4)
+    with stores.open(INSTANCE, 0) as store:
+        with pytest.raises(DamagedStore):
+            apply_for(20.0, store)
+        store.wipe()
+        store.apply([(b"da", b"1")], EMPTY, mark(0))
+    with stores.open(INSTANCE, 0) as store:
+        assert (store.mark(), contents(store)) == (mark(0), {b"da": b"1"})
+
+
+def test_a_store_that_is_not_trusted_is_empty_for_the_next_one_and_whole_for_who_has_it(
+    stores: LocalStores, tmp_path: Path
+) -> None:
+    with stores.open(INSTANCE, 0) as store:
+        advance(store, 1)
+        stores.distrust(INSTANCE, 0)
+        advance(store, 2)
+        assert contents(store) == {b"dversion": b"2"}
+    with stores.open(INSTANCE, 0) as store:
+        assert (slot_of(store), store.mark(), contents(store)) == ("slot-0", EMPTY, {})
+        advance(store, 3)
+    with stores.open(INSTANCE, 0) as store:
+        assert store.mark() == mark(3)
+    assert sorted(entry.name for entry in (tmp_path / INSTANCE / "0").iterdir()) == ["slot-0", "slot-0.lock"]
+
+
+def test_a_copy_goes_as_a_whole(stores: LocalStores, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Path | None] = []
+    rmtree = shutil.rmtree
+
+    def looking(path: Path) -> None:
+        found.append(stores.copied(INSTANCE, 0, "first"))
+        rmtree(path)
+
+    with stores.open(INSTANCE, 0) as store:
+        stores.copy(INSTANCE, 0, store, "first")
+        assert stores.copied(INSTANCE, 0, "first")
+        monkeypatch.setattr(slots.shutil, "rmtree", looking)
+        stores.copy(INSTANCE, 0, store, "second")
+    assert found == [None]
 
 
 def test_a_scratch_store_is_empty_and_gone_afterwards(tmp_path: Path) -> None:

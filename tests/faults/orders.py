@@ -9,6 +9,8 @@ from zlib import crc32
 from holdfast import State
 
 USERS = 40
+GUESTS = 20_000
+"""Of this many orders, every second one is a guest's: one who comes once, and whose state nobody reads again."""
 
 
 class Orders(Sequence[dict[str, Any]]):
@@ -25,7 +27,8 @@ class Orders(Sequence[dict[str, Any]]):
 
 def order(n: int) -> dict[str, Any]:
     chance = crc32(n.to_bytes(8, "big"))
-    return {"n": n, "user": f"user-{chance % USERS}", "amount": 1 + chance // USERS % 1000}
+    user = f"guest-{n:05}" if n < GUESTS and n % 2 else f"user-{chance % USERS}"
+    return {"n": n, "user": user, "amount": 1 + chance // USERS % 1000}
 
 
 def running_total(order: dict[str, Any], state: State) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from damage import rotted
 from disks import NoMount, full, small_disk
 from life import Life
 from machine import NAME, Machine
@@ -153,13 +154,11 @@ class Soak:
             self.kill()
             files = [path for path in self.machine.local.glob("*/*/slot-*/*") if path.is_file() and path.stat().st_size]
         victim = self._choice.choice(files)
-        data = bytearray(victim.read_bytes())
-        place = self._choice.randrange(len(data))
-        if victim.suffix == ".sst":
-            del data[place:]
+        data = victim.read_bytes()
+        if victim.suffix == ".sst" and self._choice.random() < 0.3:
+            victim.write_bytes(data[: self._choice.randrange(len(data))])
         else:
-            data[place] ^= 1 << self._choice.randrange(8)
-        victim.write_bytes(data)
+            rotted(victim, self._choice.randrange(len(data)))
 
     def fill_disk(self) -> None:
         while True:

@@ -1,4 +1,5 @@
-"""A real process is killed at every named moment of a snapshot, an upload and retention, and at random calls of the storage.
+"""A real process is killed at every named moment of a snapshot, an upload, retention and a restore, and at random calls of the
+storage.
 
 The next run goes on exactly, with the local disk that the killed one left and with an empty one.
 """
@@ -16,7 +17,8 @@ from machine import NAME, Machine
 from program import claim
 
 from holdfast import failpoints
-from holdfast.log.snapshot import versions
+from holdfast.log.snapshot import read_snapshot, versions
+from holdfast.log.storage import LocalStorage
 
 FIRST, SECOND = 3, 6
 """The versions of the first snapshots; retention runs after each, and has something to remove after the second."""
@@ -44,6 +46,34 @@ def test_a_kill_beside_the_batches_changes_nothing_that_anyone_can_see(home: Pat
     code, said = run_armed(home, point, version, "--batches", 9)
     assert code == -signal.SIGKILL, said
     go_on(home)
+
+
+@pytest.mark.parametrize("point", failpoints.RESTORE_POINTS)
+def test_a_restore_that_is_killed_goes_on_where_it_stopped(home: Path, point: str) -> None:
+    machine = Machine(home)
+    machine.run(FIRST + 2)
+    wanted = {file.path for file in read_snapshot(machine.storage, FIRST).partitions[0].files}
+    shutil.rmtree(machine.local)
+    code, said = run_armed(home, point, FIRST, "--batches", 1)
+    assert code == -signal.SIGKILL, said
+    there = {path.name for path in machine.local.glob("*/0/slot-0.restore/*")}
+    assert there == wanted if point != "restore.file" else len(there) == 1
+    machine.storage = storage = Fetching(machine.checkpoint)
+    machine.check_goes_on(2)
+    assert {path.name for path in storage.fetched if path.match(f"{machine.local}/*/0/*/*")} == wanted - there
+    assert not list(machine.local.glob("*/*/*.restore"))
+
+
+class Fetching(LocalStorage):
+    """Remembers which files it has written."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, durable=False)
+        self.fetched: list[Path] = []
+
+    def get_file(self, name: str, path: Path) -> None:
+        self.fetched.append(path)
+        super().get_file(name, path)
 
 
 @pytest.mark.parametrize(("verb", "most"), [("put", 60), ("put_file", 24), ("delete", 40)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -14,7 +14,7 @@ from holdfast.log.manifest import AttemptId, InstanceId
 from holdfast.runtime.exchange import Inbox, LostMailError, Mail, Outcome
 from holdfast.runtime.job import Job
 from holdfast.runtime.task import run_task
-from holdfast.stores.base import DamagedStore, Store
+from holdfast.stores.base import DamagedStore, Mark, Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import Crash
 
@@ -84,6 +84,13 @@ class Stores:
 
     def copied(self, instance: InstanceId, partition: int, name: AttemptId) -> Path | None:
         return self._copies.copied(instance, partition, name)
+
+    def check(self, copy: Path, mark: Mark, files: Iterable[str]) -> None:
+        self._copies.check(copy, mark, files)
+
+    def distrust(self, instance: InstanceId, partition: int) -> None:
+        for disk in self._disks.get((instance, partition), ()):
+            disk.damaged = True
 
     def forget(self, instance: InstanceId, partition: int, name: AttemptId) -> None:
         self._copies.forget(instance, partition, name)

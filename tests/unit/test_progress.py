@@ -107,7 +107,7 @@ def test_the_watermark_is_in_the_line_and_in_the_report(
     stream = Terminal()
     Progress("orders", stream).batch(moved, 0.1)
     assert stream.getvalue().endswith(f", version 1{line}")
-    reports = Reports("orders", "operator", "source", "sink")
+    reports = Reports("orders", None, "operator", "source", "sink")
     reports.batch(moved, 0.1)
     query = StreamingQuery("orders", lambda: None, lambda: None, reports)
     assert query.lastProgress is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from datetime import timedelta
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import rotted
 from rig import Rig
 
-from holdfast.errors import Damaged, StorageFailed
+from holdfast.errors import Damaged, StorageFailed, StorageFull
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, cleared
 from holdfast.log.recipe import TAIL, bring, plan, recipe_for, recipes_for
@@ -21,7 +23,7 @@ from holdfast.runtime import ladder
 from holdfast.runtime import snapshots as module
 from holdfast.runtime.batch import Proposal
 from holdfast.runtime.ladder import climb, held_marks
-from holdfast.stores.base import EMPTY, Mark
+from holdfast.stores.base import EMPTY, DamagedStore, Mark
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.rocksdb import RocksDBStore
 from holdfast.stores.slots import LocalStores
@@ -256,6 +258,138 @@ def test_an_interrupted_download_goes_on_where_it_stopped(tmp_path: Path, monkey
     assert sorted(path.name for path in staging.iterdir()) == ["0.sst", "1.sst", "2.sst", "3.sst"]
 
 
+# -- a store that has rotted -----------------------------------------------------------------------------------------------
+
+
+def cold_rig(home: Path, *, every: int, keep: int) -> Rig:
+    """With keys of which each comes once: what a batch has written is never read by another."""
+    return Rig(stores=LocalStores(home / "local"), every=every, keep=keep, partitions=1, keys=30_000, pad=500)
+
+
+def rot_a_table(home: Path, store: str = "local/*/0/slot-0", *, newest: bool = False) -> Path:
+    """A bit of a value flips in the oldest table that has values, or in the newest."""
+    tables = sorted(table for table in home.glob(f"{store}/*.sst") if b"xxxxxxxx" in table.read_bytes())
+    table = tables[-1 if newest else 0]
+    rotted(table, table.read_bytes().rindex(b"xxxxxxxx"))  # the first block has the mark
+    return table
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_a_block_that_has_rotted_is_in_no_snapshot_and_the_store_is_built_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, every: int
+) -> None:
+    rig = cold_rig(tmp_path, every=every, keep=2)
+    rig.run(2)
+    table = rot_a_table(tmp_path)
+    rig.run(every)
+    assert f"damaged blocks in {table.name}; trying again later" in caplog.text
+    assert versions(rig.storage) == []
+    rig.run(module.PAUSE + 4 * every)
+    assert len(versions(rig.storage)) == 2 and len(rig.storage.names(paths.DELTAS)) < rig.head.version
+    rig.stores = LocalStores(tmp_path / "another disk")
+    rig.start()
+    rig.run(1)
+    rig.assert_exact()
+
+
+def test_a_table_that_rotted_after_it_was_sent_is_still_whole_in_the_checkpoint(tmp_path: Path) -> None:
+    rig = cold_rig(tmp_path, every=2, keep=1)
+    rig.run(3)
+    rot_a_table(tmp_path)
+    rig.run(2)
+    assert versions(rig.storage) == [4]
+    rig.stores = LocalStores(tmp_path / "another disk")
+    rig.start()
+    rig.run(1)
+    rig.assert_exact()
+
+
+@pytest.fixture
+def rotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """A checkpoint whose second snapshot was taken of a damaged store."""
+    rig = cold_rig(tmp_path, every=3, keep=2)  # no compaction yet, which would find the damage
+    rig.run(5)
+    assert versions(rig.storage) == [3]
+    rot_a_table(tmp_path, newest=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStores, "check", lambda *_: None)
+        rig.run(2)
+    assert versions(rig.storage) == [3, 6]
+    rig.stores = LocalStores(tmp_path / "another disk")
+    rig.start()
+    return rig
+
+
+def test_a_snapshot_that_was_taken_of_a_damaged_store_is_left_for_an_older_one(
+    rotten: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rotten.run(1)
+    rotten.assert_exact()
+    assert "but no whole store" in caplog.text
+    assert "was lost" not in caplog.text  # no job
+
+
+def test_if_every_snapshot_was_taken_of_a_damaged_store_the_error_comes_at_once_and_names_it(rotten: Rig) -> None:
+    rotten.storage.delete(paths.snapshot(3))
+    for name in rotten.storage.names(paths.DELTAS):
+        if paths.version_of(name) <= 3:
+            rotten.storage.delete(name)
+    with pytest.raises(Damaged, match="but no whole store") as caught:
+        rotten.run(1)
+    assert newest(rotten).partitions[0].files[0].name in str(caught.value)
+
+
+def test_a_file_that_rots_between_being_fetched_and_being_used_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = cold_rig(tmp_path, every=4, keep=1)
+    rig.run(6)
+    replace = RocksDBStore.replace
+
+    def late(store: RocksDBStore, mark: Mark) -> None:
+        monkeypatch.undo()
+        rot_a_table(store.staging(), ".")
+        replace(store, mark)
+
+    monkeypatch.setattr(RocksDBStore, "replace", late)
+    rig.stores = LocalStores(tmp_path / "another disk")
+    rig.start()
+    rig.run(1)
+    rig.assert_exact()
+
+
+def test_a_copy_that_lost_a_file_under_the_upload_is_not_published(tmp_path: Path) -> None:
+    rig = cold_rig(tmp_path, every=3, keep=1)
+    rig.later = []
+    rig.run(4)
+    min(tmp_path.glob("local/*/0/copy-*/*.sst")).unlink()
+    rig.later.pop()()
+    assert versions(rig.storage) == []
+    rig.later = None
+    rig.run(module.PAUSE + 1)
+    assert versions(rig.storage)
+    rig.stores = LocalStores(tmp_path / "another disk")
+    rig.start()
+    rig.run(1)
+    rig.assert_exact()
+
+
+def test_a_copy_that_goes_while_it_is_checked_is_lost_and_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = LocalStores.check
+
+    def late(stores: LocalStores, copy: Path, mark: Mark, files: Any) -> None:
+        stores.forget(copy.parents[1].name, 0, copy.name.removeprefix("copy-"))
+        check(stores, copy, mark, files)
+
+    rig = cold_rig(tmp_path, every=3, keep=1)
+    monkeypatch.setattr(LocalStores, "check", late)
+    rig.run(4)
+    assert "partition 0 has lost its copy of version 3" in caplog.text
+    assert not list(tmp_path.glob("local/*/0/*.damaged"))
+
+
 # -- what a restore makes of it ------------------------------------------------------------------------------------------
 
 
@@ -337,6 +471,46 @@ def test_a_snapshot_from_before_a_clear_is_void() -> None:
     rig.lose_disks()
     rig.run(1)
     assert set(rig.counts().values()) == {1}
+
+
+def test_a_snapshot_with_fewer_partitions_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    rig, other = Rig(every=4, keep=9, partitions=2), Rig(every=4, keep=9, partitions=1)
+    rig.run(4)
+    other.run(6)
+    for name in other.storage.names(paths.SNAPSHOTS) + other.storage.names(paths.SNAPSHOT_FILES):
+        rig.storage.objects[name] = other.storage.objects[name]
+    rig.run(2)
+    rig.lose_disks()
+    rig.run(1)
+    rig.assert_exact()
+    assert "partition 1: the snapshot of version 4 is not of this chain" in caplog.text
+
+
+def test_what_was_fetched_for_a_way_that_was_left_is_removed(tmp_path: Path) -> None:
+    rig = Rig(stores=LocalStores(tmp_path / "local"), every=4, keep=2)
+    rig.run(6)
+    for part in newest(rig).partitions:
+        rig.storage.delete(part.files[-1].name)
+    rig.stores = LocalStores(tmp_path / "another disk")
+    rig.start()
+    rig.run(1)
+    rig.assert_exact()
+    assert not list(tmp_path.glob("another disk/*/*/*.restore"))
+
+
+def test_a_full_local_disk_has_its_name_in_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    storage, copy, staging = MemoryStorage(), tmp_path / "copy", tmp_path / "staging"
+    copy.mkdir()
+    staging.mkdir()
+    (copy / "table").write_bytes(b"content")
+    part = upload(storage, copy, 0, Mark(1, "a"), ())
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(StorageFull, match=r"checksums\.json"):
+        list(fetch(storage, part, staging))
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_a_store_far_behind_takes_the_cheaper_way() -> None:
@@ -477,6 +651,21 @@ def test_the_time_of_a_round_begins_with_its_first_step(monkeypatch: pytest.Monk
     monkeypatch.setattr(rig.runner, "each", counted)
     climb("app", rig.runner, rig.storage, rig.head.instance, recipes_for(rig.chain, rig.head), [EMPTY])
     assert len(rounds) == 2, "one for what the stores hold, one that restores"
+
+
+def test_a_store_that_is_damaged_at_the_start_is_left_to_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*_: Any) -> None:
+        raise DamagedStore("a block is damaged")
+
+    rig = Rig(every=12, keep=9)
+    rig.run(15)
+    rig.lose_disks()
+    recipes = [recipe_for(rig.chain, rig.head, partition) for partition in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "apply", damaged)
+        climb("app", rig.runner, rig.storage, rig.head.instance, recipes, [EMPTY, EMPTY])
+    rig.run(1)
+    rig.assert_exact()
 
 
 # -- the store itself --------------------------------------------------------------------------------------------------------
