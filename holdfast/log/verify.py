@@ -1,7 +1,8 @@
 """Verification: read everything that the chain names and say what is wrong.
 
 It only reads, and goes on after a problem. An application may run meanwhile: files are listed before the chain is read, so
-what is listed and not named by then is nobody's, or of a batch that is on its way.
+what is listed and not named by then is nobody's, or of a batch that is on its way. What is gone is damage only if, by the
+snapshots that are there by then, it is still needed: retention may have passed it.
 
 Found are, as damage:
     manifests   missing, changed, not the ones that their successors continue, or at odds with their parents
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -84,6 +86,8 @@ class Verification:
         self._counters = _Counters()
         self._snapshots: list[Snapshot] = []
         """Those that can be read, oldest first."""
+        self._seen: list[str] | None = None
+        """The names of the snapshots that the next two were found among."""
         self._of_this_chain: list[Snapshot] = []
         self._usable: list[Snapshot] = []
         """Those of this chain whose files are there, so that a restore can begin with them."""
@@ -141,6 +145,13 @@ class Verification:
             tally.first = version if tally.first is None else tally.first
             tally.versions += 1
             self._progress(tally)
+        if tally.last is None:  # all of them were retired while they were read: others have taken their place
+            later = {name: size for name, size in self._manifests().items() if name not in sizes}
+            if later:
+                yield from self._commits(later)
+
+    def _manifests(self) -> dict[str, int]:
+        return {name: size for name, size in self._storage.sizes(paths.COMMITS).items() if paths.is_named_well(name)}
 
     def _unreadable(self, name: str, version: int, error: Exception) -> Iterator[Finding]:
         self._ids[version] = None
@@ -157,7 +168,7 @@ class Verification:
         if last is None:
             yield from self._beginning(manifest)
         elif version != last + 1 and not _begins_anew(manifest):
-            if version > self._floor:
+            if not self._may_be_gone(version):
                 yield self._gap(last + 1, version)
             self._counters.forget()
             before = None  # it continues one that is gone
@@ -174,8 +185,7 @@ class Verification:
 
     def _beginning(self, manifest: Manifest) -> Iterator[Finding]:
         """The oldest manifest: whether what comes before it may be gone."""
-        kept = max((snapshot.floor for snapshot in self._usable), default=0)
-        if manifest.version > kept and not _begins_anew(manifest):
+        if not _begins_anew(manifest) and not self._may_begin_at(manifest.version):
             yield self._gap(0, manifest.version)
         elif manifest.version > 0:
             self._counters.forget()
@@ -243,7 +253,7 @@ class Verification:
         try:
             table = read_table(self._storage, ref, kind)
         except (Damaged, FutureFormat) as error:
-            if manifest.version > self._floor and not self._is_retired(paths.manifest(manifest.version)):
+            if not (self._may_be_gone(manifest.version) or self._is_retired(paths.manifest(manifest.version))):
                 yield Finding("damage", ref.name, manifest.version, str(error))
             return None
         except (pa.ArrowException, ValueError, OSError):
@@ -260,6 +270,44 @@ class Verification:
         """The version up to which what was written is in every snapshot that can be used, and may be gone."""
         return min((snapshot.floor for snapshot in self._usable), default=-1)
 
+    def _may_be_gone(self, version: int) -> bool:
+        """Whether no recovery needs what a version has written, as the snapshots are by now."""
+        if version > self._floor:
+            self._look()
+        return version <= self._floor
+
+    def _may_begin_at(self, version: int) -> bool:
+        """Whether no recovery needs the versions before this one, as the snapshots are by now."""
+        if version > self._beginning_of_kept:
+            self._look()
+        return version <= self._beginning_of_kept
+
+    @property
+    def _beginning_of_kept(self) -> int:
+        return max((snapshot.floor for snapshot in self._usable), default=0)
+
+    def _look(self) -> None:
+        """Which snapshots of this chain there are now, and which of them can be used. Nothing is read if they are the same."""
+        names = self._snapshot_names()
+        while names != self._seen:
+            self._seen = names
+            self._of_this_chain = [snapshot for snapshot in self._readable(names) if is_of(self._chain, snapshot)]
+            there = self._storage.sizes(paths.SNAPSHOT_FILES)
+            self._usable = [
+                snapshot
+                for snapshot in self._of_this_chain
+                if all(there.get(file.name) == file.length for part in snapshot.partitions for file in part.files)
+            ]
+            names = self._snapshot_names()  # one that was retired meanwhile looks like one that cannot be used
+
+    def _snapshot_names(self) -> list[str]:
+        return [name for name in self._storage.names(paths.SNAPSHOTS) if paths.is_named_well(name)]
+
+    def _readable(self, names: list[str]) -> Iterator[Snapshot]:
+        for name in names:
+            with suppress(Damaged, FutureFormat):  # of those that are read, `_lists` has said so
+                yield read_snapshot(self._storage, paths.version_of(name))
+
     def _lists(self, names: list[str]) -> Iterator[Finding]:
         """What each snapshot consists of."""
         for name in names:
@@ -272,13 +320,7 @@ class Verification:
                     yield Finding("damage", name, version, str(error))
                 continue
             self._snapshots.append(snapshot)
-        there = self._storage.sizes(paths.SNAPSHOT_FILES)
-        self._of_this_chain = [snapshot for snapshot in self._snapshots if is_of(self._chain, snapshot)]
-        self._usable = [
-            snapshot
-            for snapshot in self._of_this_chain
-            if all(there.get(file.name) == file.length for part in snapshot.partitions for file in part.files)
-        ]
+        self._look()
 
     def _copies(self) -> Iterator[Finding]:
         """The files of each snapshot; one that several share is read once."""
