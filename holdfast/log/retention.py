@@ -1,7 +1,7 @@
 """Retention: what no recovery can need goes.
 
-The floor is the oldest version in the `keep` newest snapshots of this chain, or in an older one that a pin asks for.
-Below it there is nothing to recover from, so these go:
+The floor is the oldest version in the `keep` newest snapshots of this chain, or in an older one that a pin asks for. While
+a pin is older than every snapshot, nothing goes. Below the floor there is nothing to recover from, so these go:
 
     snapshots before the oldest that is kept; their files, unless one that is kept names them
     deltas and outboxes up to the floor; manifests and marks of delivery before it, but for the newest mark
@@ -47,7 +47,7 @@ class Removed(msgspec.Struct, frozen=True):
 
 
 def clear_up(storage: Storage, keep: int, now_ms: int) -> Removed | None:
-    """Remove what nobody can need; None if there are not enough snapshots yet."""
+    """Remove what nobody can need; None if there are not enough snapshots yet, or a reader needs what is before them all."""
     kept = _kept(storage, keep, oldest_pin(storage, now_ms))
     if not kept:
         return None
@@ -70,7 +70,10 @@ def clear_up(storage: Storage, keep: int, now_ms: int) -> Removed | None:
 
 
 def _kept(storage: Storage, keep: int, pinned: int | None) -> list[Snapshot]:
-    """The snapshots that stay, newest first; none if there are fewer than `keep` of this chain that can be read."""
+    """The snapshots that stay, newest first; none if everything does.
+
+    That is while fewer than `keep` of this chain can be read, or none leads to the version that is pinned.
+    """
     kept: list[Snapshot] = []
     chain = Chain(storage)
     for version in reversed(versions(storage)):
@@ -83,7 +86,8 @@ def _kept(storage: Storage, keep: int, pinned: int | None) -> list[Snapshot]:
             continue
         if is_of(chain, snapshot):
             kept.append(snapshot)
-    return kept if len(kept) >= keep else []
+    leads_to_pinned = pinned is None or (bool(kept) and kept[-1].version <= pinned)
+    return kept if len(kept) >= keep and leads_to_pinned else []
 
 
 def _spark_files(storage: Storage) -> dict[str, int]:

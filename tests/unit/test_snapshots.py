@@ -101,6 +101,23 @@ def test_an_upload_that_fails_is_a_warning_and_is_tried_again_later(
     assert versions(rig.storage)[0] == 2 + module.PAUSE
 
 
+def test_what_cannot_be_cleared_up_is_a_warning_of_its_own_and_the_next_snapshot_comes_as_ever(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise StorageFailed("no answer")
+
+    rig = Rig(every=2, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.storage, "delete", refuse)
+        rig.run(5)
+    assert versions(rig.storage) == [2, 4]
+    assert "what no recovery needs could not be removed: no answer" in caplog.text
+    assert "could not be taken" not in caplog.text
+    rig.run(2)
+    assert versions(rig.storage) == [6]
+
+
 def test_a_run_that_could_not_see_what_there_is_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise StorageFailed("no answer")
