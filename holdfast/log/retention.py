@@ -92,7 +92,7 @@ def _kept(storage: Storage, keep: int, pinned: int | None) -> list[Snapshot]:
 
 def _spark_files(storage: Storage) -> dict[str, int]:
     """What the checkpoint holds of Spark's; on a local disk Spark keeps its files itself, under other names."""
-    return {name: size for name, size in storage.sizes(f"{paths.SPARK}/").items() if paths.is_named_well(name)}
+    return {name: size for name, size in storage.sizes(paths.SPARK_FILES).items() if paths.is_named_well(name)}
 
 
 def _sparks_own(storage: Storage, version: int) -> list[str]:

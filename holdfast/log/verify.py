@@ -9,6 +9,7 @@ Found are, as damage:
     deltas      missing, changed, not readable, not in order; not what the counters of their manifest say
     outboxes    missing, changed, not readable
     marks       of other commits, or not readable; one after the last manifest means that manifests are missing
+    Spark's     files of Spark's own checkpoint that a manifest names: missing or changed
     snapshots   not readable, of other commits, or with files that are missing or changed
 and, as orphans, files that no commit or snapshot names. They cost space and nothing else.
 
@@ -30,7 +31,7 @@ import pyarrow as pa
 
 from holdfast.errors import Damaged, FutureFormat
 from holdfast.log import paths
-from holdfast.log.files import FileRef, changes_of, read_table
+from holdfast.log.files import FileRef, changes_of, read_bytes, read_table
 from holdfast.log.manifest import Chain, Manifest, ManifestId, PartitionCommit
 from holdfast.log.sealed import sealed
 from holdfast.log.snapshot import Snapshot, SnapshotFile, is_of, is_whole, read_snapshot
@@ -79,6 +80,8 @@ class Verification:
         self._chain = Chain(storage)
         self._progress = progress
         self._named: set[str] = set()
+        self._sparks: set[FileRef] = set()
+        """Files of Spark's that were read."""
         self._ids: dict[int, ManifestId | None] = {}
         """By version: its manifest's id, or None if the manifest cannot be read."""
         self._lost: list[range] = []
@@ -102,6 +105,7 @@ class Verification:
 
     def _all(self) -> Iterator[Finding]:
         listed = {prefix: self._storage.sizes(prefix) for prefix in (paths.DELTAS, paths.OUTBOX, paths.SNAPSHOT_FILES)}
+        listed[paths.SPARK_FILES] = self._well_named(paths.SPARK_FILES)  # on a local disk Spark has others there
         marks = self._storage.sizes(paths.DELIVERED)
         snapshots = self._storage.sizes(paths.SNAPSHOTS)
         commits = self._storage.sizes(paths.COMMITS)
@@ -146,12 +150,9 @@ class Verification:
             tally.versions += 1
             self._progress(tally)
         if tally.last is None:  # all of them were retired while they were read: others have taken their place
-            later = {name: size for name, size in self._manifests().items() if name not in sizes}
+            later = {name: size for name, size in self._well_named(paths.COMMITS).items() if name not in sizes}
             if later:
                 yield from self._commits(later)
-
-    def _manifests(self) -> dict[str, int]:
-        return {name: size for name, size in self._storage.sizes(paths.COMMITS).items() if paths.is_named_well(name)}
 
     def _unreadable(self, name: str, version: int, error: Exception) -> Iterator[Finding]:
         self._ids[version] = None
@@ -223,6 +224,24 @@ class Verification:
                 table = yield from self._table(manifest, ref, "outbox")
                 if table is not None and table.num_rows != ref.rows:
                     yield _row_damage(manifest, ref, table)
+
+        for ref in manifest.spark_files.values():
+            yield from self._spark_file(manifest, ref)
+
+    def _spark_file(self, manifest: Manifest, ref: FileRef) -> Iterator[Finding]:
+        """A file of Spark's; one that several commits name is read once. At the floor it is still needed."""
+        self._named.add(ref.name)
+        if ref in self._sparks:
+            return
+        try:
+            read_bytes(self._storage, ref)
+        except Damaged as error:
+            if self._may_be_gone(manifest.version + 1):
+                return
+            yield Finding("damage", ref.name, manifest.version, str(error))
+        else:
+            self._count(ref.length)
+        self._sparks.add(ref)
 
     def _delta(self, before: Manifest | None, manifest: Manifest, commit: PartitionCommit) -> Iterator[Finding]:
         changes: list[Change] = []
@@ -405,6 +424,9 @@ class Verification:
                 yield Finding(
                     "damage", name, None, f"{name} is not a file of Holdfast and is in its way; move it elsewhere"
                 )
+
+    def _well_named(self, prefix: str) -> dict[str, int]:
+        return {name: size for name, size in self._storage.sizes(prefix).items() if paths.is_named_well(name)}
 
     def _is_lost(self, version: int) -> bool:
         return any(version in versions for versions in self._lost)

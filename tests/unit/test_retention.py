@@ -116,8 +116,8 @@ def test_sparks_files_stay_as_long_as_a_manifest_that_is_kept_names_them() -> No
         assert rig.head.position is not None
         end = {"taken": rig.head.position["taken"] + 10}
         rig.driver.run_batch(Proposal(end=end, spark_files={"metadata": always, f"offsets/{version}": mine}))
-    assert numbers(rig, f"{paths.SPARK}/") == [1, *range(6, 12)]
-    assert always.name in rig.storage.names(f"{paths.SPARK}/")
+    assert numbers(rig, paths.SPARK_FILES) == [1, *range(6, 12)]
+    assert always.name in rig.storage.names(paths.SPARK_FILES)
 
 
 def test_the_checkpoint_does_not_grow_with_the_number_of_batches() -> None:

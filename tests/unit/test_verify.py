@@ -9,10 +9,12 @@ from msgspec.structs import replace
 from rig import Rig
 
 from holdfast.log import paths, verify
+from holdfast.log.files import FileRef, checksum
 from holdfast.log.manifest import Chain, Manifest, ManifestId, new_id
 from holdfast.log.snapshot import versions
 from holdfast.log.storage import Missing
 from holdfast.log.verify import Finding, Verification
+from holdfast.runtime.batch import Proposal
 from holdfast.testing import Harness, MemoryStorage
 
 
@@ -181,6 +183,51 @@ def test_a_manifest_before_the_oldest_snapshot_is_on_its_way_out() -> None:
     assert [(finding.kind, finding.name) for finding in found(storage)] == [("orphan", paths.manifest(1))]
 
 
+# -- files of Spark's ------------------------------------------------------------------------------------------------
+
+
+def run_with_spark_files(rig: Rig, batches: int) -> None:
+    """Every version names a file of its own, that of the version before, and one that all of them name."""
+    for version in range(rig.head.version + 1, rig.head.version + 1 + batches):
+        known = rig.head.spark_files
+        data = {"metadata": b"one for all", f"offsets/{version}": b"%d" % version}
+        for name in data.keys() - known.keys():
+            ref = FileRef(paths.spark_file(version, new_id()), len(data[name]), checksum(data[name]), 0)
+            rig.storage.put(ref.name, data[name])
+            known = {**known, name: ref}
+        wanted = {"metadata", f"offsets/{version - 1}", f"offsets/{version}"}
+        assert rig.head.position is not None
+        end = {"taken": rig.head.position["taken"] + 10}
+        files = {name: ref for name, ref in known.items() if name in wanted}
+        rig.driver.run_batch(Proposal(end=end, spark_files=files))
+
+
+def test_every_file_of_spark_that_is_damaged_or_missing_is_named_once() -> None:
+    rig = Rig(every=3, keep=1)
+    run_with_spark_files(rig, 8)
+    assert found(rig.storage) == []
+    names = rig.storage.names(paths.SPARK_FILES)
+    assert len(names) > 3 and paths.version_of(names[0]) == 1
+    for name in names:
+        whole = rig.storage.objects[name]
+        for damaged in (whole + b"x", bytes([whole[0] ^ 1]) + whole[1:], None):
+            if damaged is None:
+                del rig.storage.objects[name]
+            else:
+                rig.storage.objects[name] = damaged
+            assert [(finding.kind, finding.name) for finding in found(rig.storage)] == [("damage", name)]
+        rig.storage.objects[name] = whole
+
+
+def test_a_file_of_spark_that_no_commit_names_is_an_orphan_and_its_own_directory_is_not() -> None:
+    rig = Rig(every=3, keep=1)
+    run_with_spark_files(rig, 4)
+    name = paths.spark_file(5, new_id())
+    rig.storage.put(name, b"planned")
+    rig.storage.put(f"{paths.SPARK_FILES}metadata", b"of Spark itself, on a local disk")
+    assert [(finding.kind, finding.name) for finding in found(rig.storage)] == [("orphan", name)]
+
+
 # -- beside retention ------------------------------------------------------------------------------------------------
 
 
@@ -219,9 +266,9 @@ def damage_of(verification: Verification) -> list[str]:
 @pytest.mark.parametrize("batches", [3, 6, 30], ids=lambda batches: f"{batches}-batches")
 def test_what_retention_removes_at_any_moment_of_a_verification_is_not_missing(keep: int, batches: int) -> None:
     rig = Rig(every=3, keep=keep)
-    rig.run(9)
+    run_with_spark_files(rig, 9)
     before = dict(rig.storage.objects)
-    rig.run(batches)
+    run_with_spark_files(rig, batches)
     assert before.keys() - rig.storage.objects.keys(), "nothing was removed"
     for number in range(1, 1_000):
         storage = Beside(before, rig.storage.objects, number)
