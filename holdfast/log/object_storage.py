@@ -151,6 +151,10 @@ class ObjectStorage:
         except Missing:
             return
 
+    def sweep(self, prefix: str) -> list[int]:
+        """Nothing: an object appears whole, and the parts of one that never did are the bucket's to end."""
+        return []
+
     # -- the condition ---------------------------------------------------------------------------------------------
 
     def probe(self) -> None:

@@ -7,6 +7,7 @@ a pin is older than every snapshot, nothing goes. Below the floor there is nothi
     deltas and outboxes up to the floor; manifests and marks of delivery before it, but for the newest mark
     Spark's files before the floor, unless the manifest at the floor names them: a file that a later one names, that one
     names, too
+    what puts that were killed have left half-written, a day later
 
 Why this is safe, whoever runs it, however late, and beside whom:
 - everything up to the floor was delivered: a snapshot of version v becomes visible only after v + 1 was committed, and that
@@ -65,6 +66,9 @@ def clear_up(storage: Storage, keep: int, now_ms: int) -> Removed | None:
         _remove(storage, storage.sizes(paths.COMMITS), before=floor),
         _remove(storage, marks, before=floor, but=sorted(marks)[-1:]),
     ]
+    for prefix in (*paths.CLASSES.values(), paths.PINS):
+        halves = storage.sweep(prefix)
+        removed.append((len(halves), sum(halves)))
     reach("retention.done", floor)
     return Removed(floor, sum(files for files, _ in removed), sum(length for _, length in removed))
 

@@ -55,6 +55,9 @@ class MemoryStorage:
     def delete(self, name: str) -> None:
         self.objects.pop(name, None)
 
+    def sweep(self, prefix: str) -> list[int]:
+        return []
+
 
 class MemoryStores:
     """The local stores of a host that keeps them in memory."""

@@ -66,6 +66,9 @@ class FaultyStorage:
         world.storage.delete(name)
         self._after()
 
+    def sweep(self, prefix: str) -> list[int]:
+        return self._world.storage.sweep(prefix)
+
     def _before(self, *, pause: int = 1) -> None:
         world = self._world
         land_delayed(world)
