@@ -11,13 +11,14 @@ import pytest
 from rig import Rig
 
 from holdfast.errors import Damaged, StorageFailed
-from holdfast.log import paths
+from holdfast.log import paths, recipe
 from holdfast.log.manifest import Chain, cleared
 from holdfast.log.recipe import bring, plan, recipe_for
 from holdfast.log.snapshot import Snapshot, fetch, newest_snapshot, read_snapshot, upload, versions
 from holdfast.log.storage import LocalStorage
+from holdfast.runtime import ladder
 from holdfast.runtime import snapshots as module
-from holdfast.runtime.batch import Proposal
+from holdfast.runtime.batch import NotNowError, Proposal
 from holdfast.runtime.ladder import climb, held_marks
 from holdfast.stores.base import EMPTY, Mark
 from holdfast.stores.memory import MemoryStore
@@ -382,8 +383,6 @@ def test_a_start_says_what_each_partition_needs_and_when_the_state_is_whole(capl
 
 
 def test_a_restore_in_rounds_goes_on_where_the_last_round_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.runtime import ladder
-
     monkeypatch.setattr(ladder, "ROUND_S", -1.0)
     rig = Rig(every=12, keep=9)
     rig.run(15)
@@ -392,6 +391,108 @@ def test_a_restore_in_rounds_goes_on_where_the_last_round_stopped(monkeypatch: p
     climb("app", rig.runner, rig.head.instance, recipes, [EMPTY, EMPTY])
     rig.run(1)
     rig.assert_exact()
+
+
+@pytest.mark.parametrize(
+    ("held", "kept", "asks"),
+    [
+        ("fits", {0, 1}, False),
+        ("fits", set(), False),
+        ("fits", {0}, True),
+        ("is empty", {0, 1}, True),
+        ("is not known", {0, 1}, False),
+        ("is not known", {1}, True),
+        ("is not known", set(), True),
+    ],
+)
+def test_partitions_are_asked_only_if_something_may_be_missing(held: str, kept: set[int], asks: bool) -> None:
+    rig = Rig(every=12, keep=9)
+    rig.run(15)
+    recipes = [recipe_for(rig.chain, rig.head, partition) for partition in range(2)]
+    marks = {"fits": [recipes[0].target], "is empty": [EMPTY], "is not known": None}[held]
+    asked: list[Any] = []
+
+    class Asked:
+        def each(self, function: Any) -> list[Any]:
+            asked.append(function)
+            return rig.runner.each(function)
+
+    climb("app", Asked(), rig.head.instance, recipes, marks, kept)
+    assert bool(asked) is asks
+
+
+def test_where_there_is_no_state_nobody_is_asked() -> None:
+    rig = Rig()
+    recipes = [recipe_for(rig.chain, rig.head, partition) for partition in range(2)]
+    climb("app", None, rig.head.instance, recipes, None)  # type: ignore[arg-type]
+
+
+def test_a_restore_hears_that_the_run_is_to_stop_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "ROUND_S", -1.0)
+    rig = Rig(every=12, keep=9)
+    rig.run(15)
+    rig.lose_disks()
+    recipes = [recipe_for(rig.chain, rig.head, partition) for partition in range(2)]
+    answers = [True, False, False, False]
+    with pytest.raises(NotNowError):
+        climb("app", rig.runner, rig.head.instance, recipes, None, is_stopping=lambda: answers.pop())
+    assert not answers
+    held = rig.runner.each(held_marks(rig.head.instance))
+    assert [mark.version for mark in held] == [13, 13]
+    rig.run(1)
+    rig.assert_exact()
+
+
+def test_a_run_that_is_stopped_while_it_restores_begins_no_batch() -> None:
+    rig = Rig()
+    rig.run(2)
+
+    def stopped(*_: Any) -> None:
+        raise NotNowError
+
+    rig.driver._restore = stopped
+    for _ in range(2):
+        with pytest.raises(NotNowError):
+            rig.run(1)
+    assert rig.head.version == 2
+    assert rig.chain.head() == rig.head
+
+
+def test_what_an_interrupted_restore_has_fetched_is_not_to_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder, "ROUND_S", -1.0)
+    rig = Rig(stores=LocalStores(tmp_path / "local"), every=12, keep=9, partitions=1, keys=100)
+    rig.run(15)
+    rig.stores = LocalStores(tmp_path / "another disk")
+    rig.start()
+    recipes = [recipe_for(rig.chain, rig.head, 0)]
+    (whole,) = rig.runner.each(ladder._need(rig.head.instance, recipes))
+    ((brought, is_left),) = rig.runner.each(ladder._round(rig.head.instance, recipes))
+    (rest,) = rig.runner.each(ladder._need(rig.head.instance, recipes))
+    assert is_left and brought
+    assert rest.length == whole.length - brought
+
+
+def test_what_tasks_restore_themselves_is_told_in_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(every=12, keep=9)
+    rig.run(15)
+    rig.lose_disks()
+    monkeypatch.setattr(recipe, "LONG_S", -1.0)
+    with caplog.at_level(logging.INFO, logger="holdfast"):
+        rig.run(1)
+    (line,) = [record.getMessage() for record in caplog.records if "restored" in record.getMessage()]
+    assert "2 partitions were restored in their tasks" in line
+    assert "the snapshot of version 12 and 3 deltas" in line
+
+
+def test_an_ordinary_batch_says_nothing_of_its_last_delta(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(every=None)
+    with caplog.at_level(logging.INFO, logger="holdfast"):
+        rig.run(3)
+    assert not caplog.records
 
 
 # -- the store itself --------------------------------------------------------------------------------------------------------
