@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,34 @@ def test_batches_go_on_while_a_snapshot_is_uploaded_and_no_second_one_begins() -
     rig.later.pop()()
     assert versions(rig.storage) == [2]
     rig.lose_disks()
+    rig.assert_exact()
+
+
+def test_batches_do_not_wait_for_an_upload_in_the_background() -> None:
+    rig = Rig(every=2, keep=9)
+    put_file = rig.storage.put_file
+    is_held, may_go_on = threading.Event(), threading.Event()
+
+    def held(name: str, path: Path) -> None:
+        is_held.set()
+        assert may_go_on.wait(60)
+        put_file(name, path)
+
+    rig.storage.put_file = held
+    rig.in_background = True
+    rig.start()
+    try:
+        while not is_held.is_set() and rig.head.version < 1_000:
+            rig.run(1)
+        assert is_held.is_set(), "no upload has begun"
+        begun = rig.head.version
+        rig.run(20)
+        assert versions(rig.storage) == []
+    finally:
+        may_go_on.set()
+    rig.snapshots.close()
+    (taken,) = versions(rig.storage)
+    assert taken < begun
     rig.assert_exact()
 
 
@@ -187,6 +216,26 @@ def test_files_that_are_there_are_not_sent_again(tmp_path: Path) -> None:
     assert tables and tables < {file.name for file in second.files}
     sent = [name for name in storage.names(paths.SNAPSHOT_FILES) if paths.version_of(name) == 2]
     assert len(sent) == len(second.files) - len({file.name for file in second.files} & {f.name for f in first.files})
+
+
+def test_a_second_snapshot_of_a_run_sends_only_files_that_are_new(tmp_path: Path) -> None:
+    rig = Rig(stores=LocalStores(tmp_path / "local"), every=3, keep=9, partitions=1, keys=5_000, pad=200)
+    put_file, sent = rig.storage.put_file, []
+
+    def counted(name: str, path: Path) -> None:
+        sent.append(path.name)
+        put_file(name, path)
+
+    rig.storage.put_file = counted
+    rig.run(4)
+    first, before = {file.path: file for file in newest(rig).partitions[0].files}, len(sent)
+    assert sorted(sent) == sorted(first)
+    rig.run(3)
+    assert versions(rig.storage) == [3, 6]
+    second = {file.path: file for file in newest(rig).partitions[0].files}
+    shared = {path for path, file in second.items() if file.name in {known.name for known in first.values()}}
+    assert any(path.endswith(".sst") for path in shared), "nothing was left as it was"
+    assert sorted(sent[before:]) == sorted(second.keys() - shared)
 
 
 @pytest.mark.parametrize("lost", ["missing", "truncated"])
