@@ -151,6 +151,25 @@ def test_a_driver_whose_next_version_was_committed_and_removed_is_fenced() -> No
     assert paths.manifest(2) not in rig.storage.objects
 
 
+def test_a_driver_that_finds_its_version_taken_and_then_gone_is_fenced() -> None:
+    rig = Rig(every=2, keep=1)
+    rig.run(1)
+    slow = rig.head
+    rig.run(1)
+    get = rig.storage.get
+
+    def late(name: str) -> bytes:
+        if name == paths.manifest(2):
+            rig.storage.get = get
+            rig.run(6)
+            assert name not in rig.storage.objects
+        return bytes(get(name))
+
+    rig.storage.get = late
+    with pytest.raises(Fenced):
+        rig.chain.commit(msgspec.structs.replace(slow, version=2, id="slow", parent=slow.id))
+
+
 def test_a_driver_that_was_about_to_begin_is_fenced_when_others_have_begun_and_cleared_up() -> None:
     rig = Rig(every=2, keep=1)
     first = rig.chain.read(0)
