@@ -442,7 +442,8 @@ class Application:
         targets = {sink: target(context) for sink, target in pipeline.targets.items() if target is not None}
         secrets = secrets_of(self._storage) | (secrets_of(attachment.link.connection) if attachment is not None else {})
         with ExitStack() as closing:
-            runner = SparkRunner(spark, program, self._storage, LocalStores(self._local), secrets)
+            stores = LocalStores(self._local)
+            runner = SparkRunner(spark, program, self._storage, stores, secrets)
             closing.callback(runner.close)
             runner.warm_up(None if head is None else held_marks(head.instance))
             station = (
@@ -462,7 +463,14 @@ class Application:
                 publisher=station.publisher if station is not None else None,
                 snapshots=snapshots,
                 restore=lambda instance, recipes: climb(
-                    self.name, runner, self._storage, instance, recipes, runner.warmed_up()
+                    self.name,
+                    runner,
+                    self._storage,
+                    instance,
+                    recipes,
+                    runner.warmed_up(),
+                    stores.kept(instance),
+                    lambda: self._query is not None and self._query.is_stopping,
                 ),
                 clock=now_ms,
                 holder=this_process(),

@@ -3,8 +3,9 @@
     holdfast state ls | get | items | export        what is in it
     holdfast checkpoint describe | verify           what it is, and whether it is whole
 
-It reads the checkpoint and nothing else: no Spark, no Kafka, no lock, and nothing of it is written. Each call sees one
-committed version. Exit codes: 0 ok; 1 the checkpoint is damaged, or lacks what was asked for; 2 the call is wrong.
+It reads the checkpoint and nothing else: no Spark, no Kafka, no lock. Nothing is written but a pin, for a while, if what a
+command reads is removed under its hands; where it may not write, it does without. Each call sees one committed version. Exit
+codes: 0 ok; 1 the checkpoint is damaged, or lacks what was asked for; 2 the call is wrong.
 
 State is shown because somebody asked for it; an error never shows any.
 """

@@ -96,7 +96,10 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 def describe(storage: Storage) -> Description | None:
     """None: there is no checkpoint."""
-    sizes = {name: storage.sizes(prefix) for name, prefix in paths.CLASSES.items()}
+    sizes = {
+        name: {file: size for file, size in storage.sizes(prefix).items() if paths.is_named_well(file)}
+        for name, prefix in paths.CLASSES.items()
+    }
     marks = storage.names(paths.DELIVERED)  # before the head: a run that is alive adds to both
     chain = Chain(storage)
     head = chain.head()

@@ -207,6 +207,9 @@ class Chain:
                 try:
                     stored = decode(name, self.storage.get(name))
                 except Missing:
+                    newest = self.head() if isinstance(error, Exists) else None
+                    if newest is not None and newest.version > manifest.version:  # retention has passed it since
+                        raise Fenced(manifest.version, newest.holder) from None
                     if attempt == tries or isinstance(error, Exists):
                         raise error from None
                     logger.warning("commit of version %d failed (%s); trying again", manifest.version, error)

@@ -185,6 +185,10 @@ class ObjectStorage:
                 for name in some:
                     self.delete(name)
 
+    def sweep(self, prefix: str) -> list[int]:
+        """Nothing: an object appears whole, and the parts of one that never did are the bucket's to end."""
+        return []
+
     # -- transfers --------------------------------------------------------------------------------------------------
 
     def _put_whole(self, name: str, data: bytes) -> None:

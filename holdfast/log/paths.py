@@ -29,6 +29,8 @@ SNAPSHOTS = "snapshots/"
 SNAPSHOT_FILES = "snapshot-files/"
 PINS = "pins/"
 PROBE = "probe/"
+SPARK = "spark"
+SPARK_FILES = f"{SPARK}/"
 CLASSES = {
     "manifests": COMMITS,
     "deltas": DELTAS,
@@ -36,9 +38,10 @@ CLASSES = {
     "marks of delivery": DELIVERED,
     "snapshots": SNAPSHOTS,
     "snapshot files": SNAPSHOT_FILES,
+    "files of Spark": SPARK_FILES,
 }
-"""What the protocol writes, class by class, by the name that people call it."""
-SPARK = "spark"
+"""What the protocol writes, class by class, by the name that people call it. Spark's own directory is the place of the last
+class, too, and has names of its own there."""
 INITIAL = "initial"
 
 _VERSIONED = re.compile(r"[0-9]{20}[.\-]")
@@ -62,7 +65,7 @@ def delivered(version: int) -> str:
 
 
 def spark_file(version: int, identity: str) -> str:
-    return f"{SPARK}/{version:020d}-{identity}"
+    return f"{SPARK_FILES}{version:020d}-{identity}"
 
 
 def probe(identity: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -69,7 +70,7 @@ class Lease:
 
 
 def oldest_pin(storage: Storage, now_ms: int) -> int | None:
-    """The oldest version that anyone holds; pins that have ended are removed."""
+    """The oldest version that anyone holds; pins that have ended are removed, if that is possible."""
     held = []
     for name in storage.names(paths.PINS):
         try:
@@ -79,7 +80,8 @@ def oldest_pin(storage: Storage, now_ms: int) -> int | None:
         except (msgspec.DecodeError, UnicodeDecodeError):
             pin = Pin(0, 0)  # half of one: nobody counts on it
         if pin.expires_ms <= now_ms or pin.expires_ms > now_ms + 2 * LEASE_MS:
-            storage.delete(name)
+            with suppress(MendTheMachine):  # it holds up nothing, and whoever comes next tries again
+                storage.delete(name)
         else:
             held.append(pin.version)
     return min(held, default=None)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,6 +34,9 @@ TAIL = 8
 
 FILE_COST = 64 << 10
 """What the reading of a file costs besides its bytes, in bytes."""
+
+LONG_S = 1.0
+"""A restore of more than so many seconds is worth a word."""
 
 logger = logging.getLogger("holdfast")
 
@@ -93,28 +96,42 @@ def recipe_for(chain: Chain, manifest: Manifest, partition: int) -> Recipe:
     return _recipe(manifest, partition, tuple(_stride(one, partition) for one in _last(chain, manifest)))
 
 
-def bring(store: Store, storage: Storage, recipe: Recipe) -> None:
-    """Bring `store` to exactly the version that the recipe wants."""
-    began = said = time.monotonic()
-    brought = 0
-    for length in steps(store, storage, recipe):
-        brought += length
-        if time.monotonic() - said > 2:
-            said = time.monotonic()
-            logger.info(
-                "partition %d: restoring, %.1f MB in %.0f s", recipe.partition, brought / 1e6, said - began
-            )  # fmt: skip
+class Brought(msgspec.Struct, frozen=True):
+    """What it took to bring a store to its version."""
+
+    length: int
+    """Bytes that were read."""
+    seconds: float
+    what: str
+    """Where it began, and how many deltas came after that; for people."""
 
 
-def steps(store: Store, storage: Storage, recipe: Recipe, left: list[Damaged] | None = None) -> Iterator[int]:
-    """The same step by step: how many bytes each has brought. Whoever ends it early can go on with another one.
+def bring(store: Store, storage: Storage, recipe: Recipe) -> Brought | None:
+    """Bring `store` to exactly the version that the recipe wants; what that took, if it was more than `LONG_S`."""
+    began = time.monotonic()
+    going = steps(store, storage, recipe)
+    length = 0
+    while True:
+        try:
+            length += next(going)
+        except StopIteration as end:
+            way: Way | None = end.value
+            break
+    seconds = time.monotonic() - began
+    return Brought(length, seconds, way.what) if way is not None and seconds > LONG_S else None
 
-    If a way was left because it is damaged, that is added to `left`. Another one would begin with the same way again, and
-    undo what was fetched on the next.
+
+def steps(
+    store: Store, storage: Storage, recipe: Recipe, left: list[Damaged] | None = None
+) -> Generator[int, None, Way | None]:
+    """The same step by step: how many bytes each has brought, and in the end which way it was; None: nothing was to do.
+
+    Whoever ends it early can go on with another one. If a way was left because it is damaged, that is added to `left`: another
+    one would begin with the same way again, and undo what was fetched on the next.
     """
     held = store.mark()
     if held == recipe.target:
-        return
+        return None
     if held.version > recipe.head:
         raise _zombie(recipe, f"the local store is at version {held.version}", held.version)
     while True:
@@ -126,7 +143,7 @@ def steps(store: Store, storage: Storage, recipe: Recipe, left: list[Damaged] | 
             try:
                 yield from way.steps(store, storage, recipe)
                 store.unstage()  # what was fetched for a way that was left
-                return
+                return way
             except DamagedStore:
                 raise  # this disk is at fault: whoever tries again begins with an empty store
             except Damaged as damage:
@@ -176,6 +193,14 @@ class Way(msgspec.Struct, frozen=True):
         """Bytes to be read."""
         deltas = sum(stride.delta.length for stride in self.strides if stride.delta is not None)
         return deltas + (self.snapshot.length if self.snapshot is not None else 0)
+
+    @property
+    def what(self) -> str:
+        """For people."""
+        deltas = f"{len(self.strides):,} deltas"
+        if self.snapshot is not None:
+            return f"the snapshot of version {self.snapshot.version:,} and {deltas}"
+        return f"from the beginning: {deltas}" if self.since == EMPTY else f"{deltas} behind"
 
     @property
     def cost(self) -> int:

@@ -1,12 +1,13 @@
 """Retention: what no recovery can need goes.
 
-The floor is the oldest version in the `keep` newest snapshots of this chain, or in an older one that a pin asks for.
-Below it there is nothing to recover from, so these go:
+The floor is the oldest version in the `keep` newest snapshots of this chain, or in an older one that a pin asks for. While
+a pin is older than every snapshot, nothing goes. Below the floor there is nothing to recover from, so these go:
 
     snapshots before the oldest that is kept; their files, unless one that is kept names them
     deltas and outboxes up to the floor; manifests and marks of delivery before it, but for the newest mark
     Spark's files before the floor, unless the manifest at the floor names them: a file that a later one names, that one
     names, too
+    what puts that were killed have left half-written, a day later
 
 Why this is safe, whoever runs it, however late, and beside whom:
 - everything up to the floor was delivered: a snapshot of version v becomes visible only after v + 1 was committed, and that
@@ -48,7 +49,7 @@ class Removed(msgspec.Struct, frozen=True):
 
 
 def clear_up(storage: Storage, keep: int, now_ms: int) -> Removed | None:
-    """Remove what nobody can need; None if there are not enough snapshots yet."""
+    """Remove what nobody can need; None if there are not enough snapshots yet, or a reader needs what is before them all."""
     kept = _kept(storage, keep, oldest_pin(storage, now_ms))
     if not kept:
         return None
@@ -66,12 +67,18 @@ def clear_up(storage: Storage, keep: int, now_ms: int) -> Removed | None:
         _remove(storage, storage.sizes(paths.COMMITS), before=floor, in_order=True),
         _remove(storage, marks, before=floor, but=sorted(marks)[-1:]),
     ]
+    for prefix in (*paths.CLASSES.values(), paths.PINS):
+        halves = storage.sweep(prefix)
+        removed.append((len(halves), sum(halves)))
     reach("retention.done", floor)
     return Removed(floor, sum(files for files, _ in removed), sum(length for _, length in removed))
 
 
 def _kept(storage: Storage, keep: int, pinned: int | None) -> list[Snapshot]:
-    """The snapshots that stay, newest first; none if there are fewer than `keep` of this chain that can be read."""
+    """The snapshots that stay, newest first; none if everything does.
+
+    That is while fewer than `keep` of this chain can be read, or none leads to the version that is pinned.
+    """
     kept: list[Snapshot] = []
     chain = Chain(storage)
     for version in reversed(versions(storage)):
@@ -84,12 +91,13 @@ def _kept(storage: Storage, keep: int, pinned: int | None) -> list[Snapshot]:
             continue
         if is_of(chain, snapshot):
             kept.append(snapshot)
-    return kept if len(kept) >= keep else []
+    leads_to_pinned = pinned is None or (bool(kept) and kept[-1].version <= pinned)
+    return kept if len(kept) >= keep and leads_to_pinned else []
 
 
 def _spark_files(storage: Storage) -> dict[str, int]:
     """What the checkpoint holds of Spark's; on a local disk Spark keeps its files itself, under other names."""
-    return {name: size for name, size in storage.sizes(f"{paths.SPARK}/").items() if paths.is_named_well(name)}
+    return {name: size for name, size in storage.sizes(paths.SPARK_FILES).items() if paths.is_named_well(name)}
 
 
 def _sparks_own(storage: Storage, version: int) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -193,6 +193,11 @@ def fetch(storage: Storage, part: PartitionSnapshot, directory: Path) -> Iterato
 def changed(part: PartitionSnapshot, directory: Path) -> list[Path]:
     """The files in `directory` that have changed since they were fetched. All are read again."""
     return [path for file in part.files if not is_whole(path := directory / file.path, file)]
+
+
+def staged(part: PartitionSnapshot, there: Mapping[str, int]) -> int:
+    """How many bytes of it `fetch` will not have to bring, as far as the lengths of the files that are there tell."""
+    return sum(file.length for file in part.files if there.get(file.path) == file.length)
 
 
 def _is_whole(path: Path, file: SnapshotFile, checksums: Checksums) -> bool:

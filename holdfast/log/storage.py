@@ -3,7 +3,7 @@
 The whole protocol needs few verbs. `put` creates and never overwrites, and what it has returned from survives a power
 cut. On a local disk that takes more than a plain write: bytes go to a temporary name, are synced, are linked to
 their final name (the link fails if that name exists, which makes it a put-if-absent), and the directory is synced.
-Nothing half-written is ever visible under its final name.
+Nothing half-written is ever visible under its final name. What a kill leaves under a temporary one is swept up later.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,6 +19,11 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol
 
 from holdfast.errors import HoldfastError, StorageFailed, StorageFull, StorageReadOnly
+
+LEFT_S = 24 * 3600.0
+"""After so long without a change a half-written file is taken for one that nobody finishes."""
+
+_HALF = re.compile(r"\.[0-9a-f]{16}\.tmp")
 
 
 class Exists(Exception):
@@ -59,6 +65,12 @@ class Storage(Protocol):
     def delete_all(self, names: Sequence[str]) -> None:
         """Remove all of these, in any order; after an exception some may be there and others not."""
 
+    def sweep(self, prefix: str) -> list[int]:
+        """Remove what puts right below `prefix` have left that never came to an end; the lengths in bytes.
+
+        A put that is under way is never in danger, unless it has done nothing for `LEFT_S`; then it fails.
+        """
+
 
 class LocalStorage:
     """A directory on a local disk. Picklable: tasks open the same directory.
@@ -82,7 +94,7 @@ class LocalStorage:
 
     def _create(self, name: str, write: Callable[[BinaryIO], object]) -> None:
         final = self.root / name
-        temporary = final.with_name(f".{secrets.token_hex(8)}.tmp")
+        temporary = final.with_name(_half())
         try:
             try:
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -100,7 +112,7 @@ class LocalStorage:
                 except FileExistsError:
                     raise Exists(name) from None
             finally:
-                temporary.unlink()
+                temporary.unlink(missing_ok=True)
             if self._durable:
                 sync_directory(final.parent)
         except OSError as error:
@@ -150,6 +162,37 @@ class LocalStorage:
     def delete_all(self, names: Sequence[str]) -> None:
         for name in names:
             self.delete(name)
+
+    def sweep(self, prefix: str) -> list[int]:
+        directory = self.root / prefix
+        swept = []
+        try:
+            halves = [path for path in directory.iterdir() if _HALF.fullmatch(path.name)] if directory.is_dir() else []
+            now = _file_time(directory) if halves else 0.0
+            for half in halves:
+                with contextlib.suppress(FileNotFoundError):  # its put has ended
+                    found = half.stat()
+                    if found.st_mtime < now - LEFT_S:
+                        half.unlink()
+                        swept.append(found.st_size)
+        except OSError as error:
+            raise_as_storage_error(error, directory)
+        return swept
+
+
+def _half() -> str:
+    """A name for a file on its way."""
+    return f".{secrets.token_hex(8)}.tmp"
+
+
+def _file_time(directory: Path) -> float:
+    """What the file system takes for now: its clock is the one that dates files, and may be another machine's."""
+    probe = directory / _half()
+    os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    try:
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink()
 
 
 def raise_as_storage_error(error: OSError, path: Path) -> NoReturn:

@@ -1,13 +1,15 @@
 """Verification: read everything that the chain names and say what is wrong.
 
 It only reads, and goes on after a problem. An application may run meanwhile: files are listed before the chain is read, so
-what is listed and not named by then is nobody's, or of a batch that is on its way.
+what is listed and not named by then is nobody's, or of a batch that is on its way. What is gone is damage only if, by the
+snapshots that are there by then, it is still needed: retention may have passed it.
 
 Found are, as damage:
     manifests   missing, changed, not the ones that their successors continue, or at odds with their parents
     deltas      missing, changed, not readable, not in order; not what the counters of their manifest say
     outboxes    missing, changed, not readable
     marks       of other commits, or not readable; one after the last manifest means that manifests are missing
+    Spark's     files of Spark's own checkpoint that a manifest names: missing or changed
     snapshots   not readable, of other commits, or with files that are missing or changed
 and, as orphans, files that no commit or snapshot names. They cost space and nothing else.
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -28,7 +31,7 @@ import pyarrow as pa
 
 from holdfast.errors import Damaged, FutureFormat
 from holdfast.log import paths
-from holdfast.log.files import FileRef, changes_of, read_table
+from holdfast.log.files import FileRef, changes_of, read_bytes, read_table
 from holdfast.log.manifest import Chain, Manifest, ManifestId, PartitionCommit
 from holdfast.log.sealed import sealed
 from holdfast.log.snapshot import Snapshot, SnapshotFile, is_of, is_whole, read_snapshot
@@ -77,6 +80,8 @@ class Verification:
         self._chain = Chain(storage)
         self._progress = progress
         self._named: set[str] = set()
+        self._sparks: set[FileRef] = set()
+        """Files of Spark's that were read."""
         self._ids: dict[int, ManifestId | None] = {}
         """By version: its manifest's id, or None if the manifest cannot be read."""
         self._lost: list[range] = []
@@ -84,6 +89,8 @@ class Verification:
         self._counters = _Counters()
         self._snapshots: list[Snapshot] = []
         """Those that can be read, oldest first."""
+        self._seen: list[str] | None = None
+        """The names of the snapshots that the next two were found among."""
         self._of_this_chain: list[Snapshot] = []
         self._usable: list[Snapshot] = []
         """Those of this chain whose files are there, so that a restore can begin with them."""
@@ -98,6 +105,7 @@ class Verification:
 
     def _all(self) -> Iterator[Finding]:
         listed = {prefix: self._storage.sizes(prefix) for prefix in (paths.DELTAS, paths.OUTBOX, paths.SNAPSHOT_FILES)}
+        listed[paths.SPARK_FILES] = self._well_named(paths.SPARK_FILES)  # on a local disk Spark has others there
         marks = self._storage.sizes(paths.DELIVERED)
         snapshots = self._storage.sizes(paths.SNAPSHOTS)
         commits = self._storage.sizes(paths.COMMITS)
@@ -141,6 +149,10 @@ class Verification:
             tally.first = version if tally.first is None else tally.first
             tally.versions += 1
             self._progress(tally)
+        if tally.last is None:  # all of them were retired while they were read: others have taken their place
+            later = {name: size for name, size in self._well_named(paths.COMMITS).items() if name not in sizes}
+            if later:
+                yield from self._commits(later)
 
     def _unreadable(self, name: str, version: int, error: Exception) -> Iterator[Finding]:
         self._ids[version] = None
@@ -157,7 +169,7 @@ class Verification:
         if last is None:
             yield from self._beginning(manifest)
         elif version != last + 1 and not _begins_anew(manifest):
-            if version > self._floor:
+            if not self._may_be_gone(version):
                 yield self._gap(last + 1, version)
             self._counters.forget()
             before = None  # it continues one that is gone
@@ -174,8 +186,7 @@ class Verification:
 
     def _beginning(self, manifest: Manifest) -> Iterator[Finding]:
         """The oldest manifest: whether what comes before it may be gone."""
-        kept = max((snapshot.floor for snapshot in self._usable), default=0)
-        if manifest.version > kept and not _begins_anew(manifest):
+        if not _begins_anew(manifest) and not self._may_begin_at(manifest.version):
             yield self._gap(0, manifest.version)
         elif manifest.version > 0:
             self._counters.forget()
@@ -214,6 +225,24 @@ class Verification:
                 if table is not None and table.num_rows != ref.rows:
                     yield _row_damage(manifest, ref, table)
 
+        for ref in manifest.spark_files.values():
+            yield from self._spark_file(manifest, ref)
+
+    def _spark_file(self, manifest: Manifest, ref: FileRef) -> Iterator[Finding]:
+        """A file of Spark's; one that several commits name is read once. At the floor it is still needed."""
+        self._named.add(ref.name)
+        if ref in self._sparks:
+            return
+        try:
+            read_bytes(self._storage, ref)
+        except Damaged as error:
+            if self._may_be_gone(manifest.version + 1):
+                return
+            yield Finding("damage", ref.name, manifest.version, str(error))
+        else:
+            self._count(ref.length)
+        self._sparks.add(ref)
+
     def _delta(self, before: Manifest | None, manifest: Manifest, commit: PartitionCommit) -> Iterator[Finding]:
         changes: list[Change] = []
         ref = commit.delta
@@ -243,7 +272,7 @@ class Verification:
         try:
             table = read_table(self._storage, ref, kind)
         except (Damaged, FutureFormat) as error:
-            if manifest.version > self._floor and not self._is_retired(paths.manifest(manifest.version)):
+            if not (self._may_be_gone(manifest.version) or self._is_retired(paths.manifest(manifest.version))):
                 yield Finding("damage", ref.name, manifest.version, str(error))
             return None
         except (pa.ArrowException, ValueError, OSError):
@@ -260,6 +289,44 @@ class Verification:
         """The version up to which what was written is in every snapshot that can be used, and may be gone."""
         return min((snapshot.floor for snapshot in self._usable), default=-1)
 
+    def _may_be_gone(self, version: int) -> bool:
+        """Whether no recovery needs what a version has written, as the snapshots are by now."""
+        if version > self._floor:
+            self._look()
+        return version <= self._floor
+
+    def _may_begin_at(self, version: int) -> bool:
+        """Whether no recovery needs the versions before this one, as the snapshots are by now."""
+        if version > self._beginning_of_kept:
+            self._look()
+        return version <= self._beginning_of_kept
+
+    @property
+    def _beginning_of_kept(self) -> int:
+        return max((snapshot.floor for snapshot in self._usable), default=0)
+
+    def _look(self) -> None:
+        """Which snapshots of this chain there are now, and which of them can be used. Nothing is read if they are the same."""
+        names = self._snapshot_names()
+        while names != self._seen:
+            self._seen = names
+            self._of_this_chain = [snapshot for snapshot in self._readable(names) if is_of(self._chain, snapshot)]
+            there = self._storage.sizes(paths.SNAPSHOT_FILES)
+            self._usable = [
+                snapshot
+                for snapshot in self._of_this_chain
+                if all(there.get(file.name) == file.length for part in snapshot.partitions for file in part.files)
+            ]
+            names = self._snapshot_names()  # one that was retired meanwhile looks like one that cannot be used
+
+    def _snapshot_names(self) -> list[str]:
+        return [name for name in self._storage.names(paths.SNAPSHOTS) if paths.is_named_well(name)]
+
+    def _readable(self, names: list[str]) -> Iterator[Snapshot]:
+        for name in names:
+            with suppress(Damaged, FutureFormat):  # of those that are read, `_lists` has said so
+                yield read_snapshot(self._storage, paths.version_of(name))
+
     def _lists(self, names: list[str]) -> Iterator[Finding]:
         """What each snapshot consists of."""
         for name in names:
@@ -272,13 +339,7 @@ class Verification:
                     yield Finding("damage", name, version, str(error))
                 continue
             self._snapshots.append(snapshot)
-        there = self._storage.sizes(paths.SNAPSHOT_FILES)
-        self._of_this_chain = [snapshot for snapshot in self._snapshots if is_of(self._chain, snapshot)]
-        self._usable = [
-            snapshot
-            for snapshot in self._of_this_chain
-            if all(there.get(file.name) == file.length for part in snapshot.partitions for file in part.files)
-        ]
+        self._look()
 
     def _copies(self) -> Iterator[Finding]:
         """The files of each snapshot; one that several share is read once."""
@@ -363,6 +424,9 @@ class Verification:
                 yield Finding(
                     "damage", name, None, f"{name} is not a file of Holdfast and is in its way; move it elsewhere"
                 )
+
+    def _well_named(self, prefix: str) -> dict[str, int]:
+        return {name: size for name, size in self._storage.sizes(prefix).items() if paths.is_named_well(name)}
 
     def _is_lost(self, version: int) -> bool:
         return any(version in versions for versions in self._lost)

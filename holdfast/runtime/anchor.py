@@ -89,8 +89,9 @@ class SparkRunner:
         self._warmed()
         outcomes = []
         for level, partitions in enumerate(self._program.levels):
-            anchor = self._ranges() if level == 0 else self._mailboxes(level)
-            outcomes += anchor.mapPartitionsWithIndex(_each_task(self._work, function, partitions.start)).collect()
+            outcomes += (
+                self._place(level).mapPartitionsWithIndex(_each_task(self._work, function, partitions.start)).collect()
+            )
         for _, failure in outcomes:
             if failure is not None:
                 raise_failure(failure)
@@ -100,16 +101,7 @@ class SparkRunner:
         """Run `function(partition, storage, stores)` where the partition is, in one task, beside whatever else runs."""
         level = self._program.stage_of(partition).level
         first = self._program.levels[level].start
-        anchor: RDD[Any]
-        if level in self._mail_frames:
-            anchor = self._mail_frames[level].rdd
-        elif level > 0:
-            anchor = self._mailboxes(level)
-        elif self._shuffled_anchor is not None:
-            anchor = self._shuffled_anchor.rdd
-        else:
-            anchor = self._ranges()
-        job = anchor.mapPartitionsWithIndex(_each_task(self._work, function, first))
+        job = self._place(level).mapPartitionsWithIndex(_each_task(self._work, function, first))
         ((result, failure),) = self._context.runJob(job, list, [partition - first])
         if failure is not None:
             raise_failure(failure)
@@ -158,6 +150,12 @@ class SparkRunner:
             self._warming.join()  # or the anchor would be cached in two places
             self._warming = None
 
+    def _place(self, level: int) -> RDD[Any]:
+        """The anchor of a level, whatever it is made of."""
+        if not isinstance(self._program.source, SparkSource):
+            return self._ranges() if level == 0 else self._mailboxes(level)
+        return self._mail_frame(level).rdd if level > 0 else self._shuffled().rdd
+
     def _ranges(self) -> RDD[int]:
         if self._anchor is None:
             partitions = self._program.partitions
@@ -188,14 +186,21 @@ class SparkRunner:
             self._routes[count] = routes(self._session, count)
         return self._routes[count]
 
-    def _union(self, rows: DataFrame) -> DataFrame:
+    def _shuffled(self, rows: DataFrame | None = None) -> DataFrame:
+        """The anchor of the first level where Spark reads; `rows` are those of a batch, if there is one at hand."""
         if self._shuffled_anchor is None:
-            empty = self._session.createDataFrame([], rows.schema)
-            self._shuffled_anchor = empty.repartition(self._program.partitions, ROUTE).persist()
+            partitions = self._program.partitions
+            frame = self._program.source.routed(partitions) if rows is None else rows
+            empty = self._session.createDataFrame([], frame.schema)
+            self._shuffled_anchor = empty.repartition(partitions, ROUTE).persist()
+        return self._shuffled_anchor
+
+    def _union(self, rows: DataFrame) -> DataFrame:
+        anchor = self._shuffled(rows)
         shuffled = rows.repartition(self._program.partitions, ROUTE)
         # In this order: the anchor's session has adaptive execution off. Without the route among its columns, Spark would not
         # see that both sides are partitioned alike, and keep twice as many partitions.
-        return self._shuffled_anchor.union(shuffled)
+        return anchor.union(shuffled)
 
 
 class _Work:

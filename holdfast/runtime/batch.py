@@ -73,6 +73,10 @@ JOB_TRIES = 4
 """How often a job is run that was lost with a worker or an executor."""
 
 
+class NotNowError(Exception):
+    """A batch that must not begin: the run is stopping."""
+
+
 class Proposal(msgspec.Struct, frozen=True):
     """How far the next batch may read, and which micro-batch it is."""
 
@@ -120,7 +124,9 @@ class Publisher(Protocol):
 
 
 Restore = Callable[[InstanceId, tuple[Recipe, ...]], None]
-"""Brings the stores near to what the recipes want before the first job, and shows how far it is; the job does the rest."""
+"""Brings the stores near to what the recipes want before the first job, and shows how far it is; the job does the rest.
+
+It raises `NotNowError` if the run is asked to stop meanwhile."""
 
 
 class Outbox:
@@ -367,6 +373,7 @@ class Driver:
                 self._check_not_fenced()
                 raise
         self._check_complete(job, receipts)
+        _tell_restored(self._program.app, receipts)
         return sorted(receipts, key=lambda receipt: receipt.partition)
 
     def is_due(self) -> bool:
@@ -565,6 +572,24 @@ class Driver:
                 version=manifest.version,
             )
         return True
+
+
+def _tell_restored(app: str, receipts: list[Receipt]) -> None:
+    """What the tasks had to restore themselves, where nobody saw it: of a lost executor, a later stage, a damaged store."""
+    found = [(receipt.restored, receipt.partition) for receipt in receipts if receipt.restored is not None]
+    if not found:
+        return
+    longest, partition = max(found, key=lambda pair: pair[0].seconds)
+    logger.info(
+        "%s: %d partitions were restored in their tasks, %.1f MB; the longest was %d: %s, %.1f MB in %.1f s",
+        app,
+        len(found),
+        sum(restored.length for restored, _ in found) / 1e6,
+        partition,
+        longest.what,
+        longest.length / 1e6,
+        longest.seconds,
+    )
 
 
 def _check_head_is_last(head: Manifest, marks: list[str]) -> None:

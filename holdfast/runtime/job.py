@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.log.files import FileRef
 from holdfast.log.manifest import AttemptId, InstanceId, Position
-from holdfast.log.recipe import Recipe
+from holdfast.log.recipe import Brought, Recipe
 from holdfast.plan.record import Place
 from holdfast.sources.base import Span
 
@@ -71,4 +71,6 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """The same by event time."""
     copied: bool = False
     """Whether there is a copy of the store, under the attempt's name."""
+    restored: Brought | None = None
+    """What it took to bring the store to the version before, if that took long."""
     failure: Failure | None = None

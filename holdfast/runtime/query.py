@@ -30,7 +30,7 @@ from holdfast.log.files import FileRef
 from holdfast.log.manifest import Manifest, Position, SparkBatch, new_id
 from holdfast.log.storage import disk_error
 from holdfast.plan.program import Program
-from holdfast.runtime.batch import Driver, Proposal
+from holdfast.runtime.batch import Driver, NotNowError, Proposal
 from holdfast.runtime.locks import FileLock
 from holdfast.runtime.progress import Progress
 from holdfast.runtime.spark_files import SparkFiles
@@ -102,6 +102,10 @@ class Query:
         """Ask the run to end after the batch in flight."""
         self._stop.set()
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop.is_set()
+
     def run(self) -> None:
         """Block until the run is over; raise what ended it, if it was an error."""
         if self._limits.available_now and self._ranged:
@@ -169,13 +173,13 @@ class Query:
                 proposal = self._proposal(checkpoint, rows, batch)
                 with self._idle:
                     if self._stop.is_set():
-                        raise _NotNowError
+                        raise NotNowError
                     self._busy = True
                 with self._batches:
                     manifest = self._run_batch(proposal)
                 self._last_batch = batch
                 self._after(manifest, proposal)
-            except _NotNowError:
+            except NotNowError:
                 raise
             except BaseException as error:
                 self._error = error
@@ -205,6 +209,8 @@ class Query:
         try:
             if self._driver.is_due() and self._error is None:
                 self._run_batch(Proposal())
+        except NotNowError:
+            return
         except BaseException as error:
             self._error = error
             self._stop.set()
@@ -242,7 +248,7 @@ class Query:
                 return start
             self._stop.wait(pause)
             pause = min(pause * 1.3, IDLE_POLL_S)
-        raise _NotNowError
+        raise NotNowError
 
     def _after(self, manifest: Manifest, proposal: Proposal) -> None:
         """See whether this batch was the last one. A range that could not be read to its end was."""
@@ -316,10 +322,6 @@ def _digest(checkpoint: Path, offsets: list[str], batch: int) -> str:
     for entry in sorted(checkpoint.glob(f"sources/*/{batch}")) + sorted(checkpoint.glob(f"sources/*/{batch}.compact")):
         digest.update(entry.read_bytes())
     return digest.hexdigest()
-
-
-class _NotNowError(Exception):
-    """A batch that must not begin: the run is stopping."""
 
 
 def _await(path: Path, query: StreamingQuery, patience: float = 5.0) -> None:

@@ -239,7 +239,14 @@ class Snapshots:
         return snapshot
 
     def _clear_up(self) -> None:
-        removed = clear_up(self._storage, self._keep, self._clock())
+        try:
+            removed = clear_up(self._storage, self._keep, self._clock())
+        except Exception as error:
+            logger.warning(
+                "what no recovery needs could not be removed: %s; trying again with the next snapshot", error
+            )
+            logger.debug("it failed with", exc_info=error)
+            return
         if removed is not None and removed.files:
             logger.info(
                 "removed %d files (%.1f MB) that no recovery needs; it would begin at version %d",

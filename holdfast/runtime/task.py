@@ -19,6 +19,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+import msgspec
+
 from holdfast.errors import HoldfastError, UserFunctionFailed
 from holdfast.failpoints import reach
 from holdfast.log.manifest import AttemptId, InstanceId, new_id
@@ -83,7 +85,7 @@ def run_task(
         reach("task.begin", job.version)
         with without_gc(), ExitStack() as scratch, stores.open(job.instance, partition) as store:
             try:
-                bring(store, storage, job.recipes[partition])  # a
+                restored = bring(store, storage, job.recipes[partition])  # a
                 reach("task.restored", job.version)
                 copied = job.copies and _copied(stores, job, partition, store, attempt)
                 processing = Processing(
@@ -96,6 +98,8 @@ def run_task(
                     processing.finish()
                     reach("task.processed", job.version)
                     receipt = processing.receipt(storage, getattr(chunks, "end", None), copied=copied)  # c, d
+                    if restored is not None:
+                        receipt = msgspec.structs.replace(receipt, restored=restored)
             except DamagedStore:
                 store.wipe()
                 raise

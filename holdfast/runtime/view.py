@@ -10,9 +10,11 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,7 +27,7 @@ from holdfast.state.codecs import Codec
 from holdfast.state.documents import document_prefix, read_document
 from holdfast.state.keys import decode_key, encode_key, partition_of
 from holdfast.state.python_codec import PythonCodec
-from holdfast.stores.base import Store
+from holdfast.stores.base import DamagedStore, Store
 from holdfast.stores.rocksdb import RocksDBStore
 
 if TYPE_CHECKING:
@@ -63,7 +65,9 @@ class StateView:
         self._spark = spark
         self.version: int | None = None
         """What the last call has read; None: there was no checkpoint."""
-        self._stores: dict[tuple[str, int], Store] = {}
+        self._free: dict[tuple[str, int], list[Store]] = {}
+        """By instance and partition: stores of ours that no call uses, to go on with."""
+        self._taking = Lock()
 
     def get(self, key: Any) -> dict[Any, Any] | None:
         """The state of a key as a dict of its sub-keys; None if it has none.
@@ -117,40 +121,63 @@ class StateView:
     def _settled(self, wanted: Callable[[Manifest], Iterable[int]]) -> Iterator[tuple[Manifest, Store]]:
         """Stores of our own for some partitions, all brought to the last commit, each for this call alone.
 
+        They are free again when the call is over, also if whoever called has left it before its end.
+
         Retention may remove what is being read: then all of them begin again, at the commit that is the last one by then,
         and with a pin on it.
         """
+        with ExitStack() as used:
+            head, stores = self._brought(wanted, used)
+            for store in stores:
+                assert head is not None
+                yield head, store
+
+    def _brought(
+        self, wanted: Callable[[Manifest], Iterable[int]], used: ExitStack
+    ) -> tuple[Manifest | None, list[Store]]:
         lease: Lease | None = None
         try:
             for tries in count(1):
                 head = self._head()
                 if head is None:
-                    return
+                    return None, []
                 try:
-                    stores = {partition: self._brought(head, partition, lease) for partition in wanted(head)}
-                    break
+                    return head, [used.enter_context(self._store(head, part, lease)) for part in wanted(head)]
                 except (Damaged, ZombieTask):
+                    used.close()
                     newest = self._head()
                     if newest is None or newest.version == head.version or tries == TRIES:
                         raise
                     lease = lease or Lease(self._chain.storage, newest.version)
+            raise AssertionError("count() does not end")
         finally:
             if lease is not None:
                 lease.end()
-        assert head is not None
-        for partition, store in stores.items():
-            yield head, store
-            self._stores[head.instance, partition] = store
 
-    def _brought(self, head: Manifest, partition: int, lease: Lease | None) -> Store:
-        """Another call may be at a later version with its own."""
-        store = self._stores.pop((head.instance, partition), None)
-        if store is None or store.mark().version > head.version:
-            store = self._new_store()
-        for _ in steps(store, self._chain.storage, recipe_for(self._chain, head, partition)):
-            if lease is not None:
-                lease.renew()
-        return store
+    @contextmanager
+    def _store(self, head: Manifest, partition: int, lease: Lease | None) -> Iterator[Store]:
+        """A store at the version of `head`; free again afterwards."""
+        free = self._free.setdefault((head.instance, partition), [])
+        store = self._taken(free, head.version) or self._new_store()
+        try:
+            for _ in steps(store, self._chain.storage, recipe_for(self._chain, head, partition)):
+                if lease is not None:
+                    lease.renew()
+            yield store
+        except DamagedStore:
+            store.wipe()
+            raise
+        finally:
+            free.append(store)
+
+    def _taken(self, free: list[Store], version: int) -> Store | None:
+        """The best of the free stores. Some may be at a later version than this call, and of no use to it."""
+        with self._taking:
+            fits = [store for store in free if store.mark().version <= version]
+            store = max(fits, key=lambda store: store.mark().version, default=None)
+            if store is not None:
+                free.remove(store)
+            return store
 
     def _new_private_store(self) -> Store:
         """In a temporary directory that goes when this view does."""

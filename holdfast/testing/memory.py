@@ -59,6 +59,9 @@ class MemoryStorage:
         for name in names:
             self.delete(name)
 
+    def sweep(self, prefix: str) -> list[int]:
+        return []
+
 
 class MemoryStores:
     """The local stores of a host that keeps them in memory."""

@@ -6,6 +6,7 @@ tasks run in this process, and nothing waits for a disk to sync: what dies here 
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,6 +17,7 @@ import msgspec
 from orders import Orders, fold, running_total
 
 from holdfast.dataframe import frame_of
+from holdfast.log.files import FileRef
 from holdfast.log.manifest import Chain, Manifest
 from holdfast.log.storage import LocalStorage, Storage
 from holdfast.log.verify import Finding, Verification
@@ -24,6 +26,7 @@ from holdfast.plan.program import Program, program_of
 from holdfast.runtime.batch import Driver, Outbox, Proposal
 from holdfast.runtime.job import Job
 from holdfast.runtime.snapshots import Snapshots
+from holdfast.runtime.spark_files import SparkFiles
 from holdfast.runtime.view import StateView
 from holdfast.sources.iterable import IterableSource
 from holdfast.state.codecs import JsonCodec
@@ -87,7 +90,9 @@ class Machine:
         driver = Driver(
             self.chain, program, runner, {"shelf": self.shelf}, snapshots=snapshots, clock=self.clock, holder="a test"
         )
-        driver.start()
+        head = driver.start()
+        with tempfile.TemporaryDirectory() as scratch:  # as a run on a Spark source begins
+            SparkFiles(self.storage).bring(head.spark_files, Path(scratch))
         return driver
 
     def run(self, batches: int) -> None:
@@ -152,9 +157,10 @@ class Shelf:
         (self._directory / f"{manifest.version}.json").write_bytes(msgspec.json.encode(rows))
 
 
-def run_batch(driver: Driver) -> Manifest:
+def run_batch(driver: Driver, spark_files: dict[str, FileRef] | None = None) -> Manifest:
     assert driver.head.position is not None
-    return driver.run_batch(Proposal(end={"taken": driver.head.position["taken"] + BATCH}))
+    end = {"taken": driver.head.position["taken"] + BATCH}
+    return driver.run_batch(Proposal(end=end, spark_files=spark_files))
 
 
 def _program() -> Program:

@@ -2,7 +2,8 @@
 
 python program.py <home> --batches N
     --every N --keep N            snapshots
-    --dies-at delete:3            SIGKILL at the third call of that verb of the storage, or at the third time at a failpoint
+    --dies-at delete:3            SIGKILL at the third call of that verb of the storage, or at the third time at a failpoint;
+                                  "write" is when a file is written and not yet under its name
     --disturbed SEED              the storage is slow, fails and loses answers, and the clock jumps; uploads run beside the
                                   batches
 """
@@ -14,8 +15,9 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from machine import Machine, run_batch
 
@@ -43,6 +45,13 @@ class Deadly(LocalStorage):
             self._left -= 1
             if self._left == 0:
                 die(self._home)
+
+    def _create(self, name: str, write: Callable[[BinaryIO], object]) -> None:
+        def deadly(file: BinaryIO) -> None:
+            write(file)
+            self._count("write")
+
+        super()._create(name, deadly)
 
     def put(self, name: str, data: bytes) -> None:
         self._count("put")

@@ -19,8 +19,11 @@ from orders import fold
 
 from holdfast.errors import HoldfastError
 from holdfast.log import paths
+from holdfast.log.files import FileRef
 from holdfast.log.pins import LEASE_MS, Pin
 from holdfast.log.snapshot import versions
+from holdfast.runtime.batch import Driver
+from holdfast.runtime.spark_files import SparkFiles
 from holdfast.testing import Crash
 
 BATCHES = 10
@@ -30,12 +33,12 @@ MOST = 9
 
 
 @pytest.fixture
-def ready(home: Path) -> Machine:
-    """A machine with snapshots, a pin, and a last version that was committed and not delivered."""
+def ready(home: Path, tmp_path: Path) -> Machine:
+    """A machine with snapshots, files of Spark's, a pin, and a last version that was committed and not delivered."""
     machine = Machine(home, every=EVERY, keep=KEEP)
     driver = machine.start()
     for _ in range(BATCHES):
-        run_batch(driver)
+        run_batch(driver, planned(machine, driver, tmp_path / "spark"))
     deliver = machine.shelf.deliver
 
     def refuse(*_: object) -> None:
@@ -43,10 +46,19 @@ def ready(home: Path) -> Machine:
 
     machine.shelf.deliver = refuse  # type: ignore[method-assign]
     with pytest.raises(Crash):
-        run_batch(driver)
+        run_batch(driver, planned(machine, driver, tmp_path / "spark"))
     machine.shelf.deliver = deliver  # type: ignore[method-assign]
     machine.storage.put(paths.pin("reader"), msgspec.json.encode(Pin(BATCHES, machine.clock() + LEASE_MS)))
     return machine
+
+
+def planned(machine: Machine, driver: Driver, directory: Path) -> dict[str, FileRef]:
+    """What the next commit names of a checkpoint of Spark's that is at the same batch."""
+    version = driver.head.version + 1
+    for name in ("metadata", f"offsets/{version}"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(f"{name} of Spark")
+    return SparkFiles(machine.storage).keep(directory, version, version, driver.head.spark_files)
 
 
 def outcomes(ready: Machine, home: Path, files: list[Path], choice: random.Random, keeps_disk: bool) -> Counter[str]:
@@ -96,9 +108,9 @@ def test_a_damaged_file_of_the_checkpoint_is_named_or_not_needed(
     counted = outcomes(ready, home, files, choice, keeps_disk)
     print(what, dict(counted))
     assert counted["damaged"] == counted["named"] + counted["exact"] > 0
-    if what in ("manifests", "deltas", "outboxes") and not keeps_disk:
+    if what == "files of Spark" or (what in ("manifests", "deltas", "outboxes") and not keeps_disk):
         assert counted["named"], "nothing that was damaged was needed"
-    if what in ("deltas", "outboxes", "snapshot files"):
+    if what in ("deltas", "outboxes", "snapshot files", "files of Spark"):
         assert counted["found"], "verification has found nothing"
 
 

@@ -6,6 +6,7 @@ The next run goes on exactly, with the local disk that the killed one left and w
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -25,7 +26,9 @@ FIRST, SECOND = 3, 6
 
 
 def go_on(home: Path) -> None:
-    """A run on the disk that is there, and one on an empty disk; each takes another snapshot."""
+    """A run on the disk that is there, and one on an empty disk, both long after; each takes another snapshot."""
+    for half in halves(home):
+        os.utime(half, (0, 0))
     elsewhere = Path(shutil.copytree(home, home.with_name("elsewhere")))
     shutil.rmtree(elsewhere / NAME / "local")
     for place in (elsewhere, home):
@@ -35,8 +38,14 @@ def go_on(home: Path) -> None:
         assert max(versions(machine.storage)) > newest
         assert not machine.orphans(), "what the killed run left was not cleared up"
         assert not list(machine.local.glob("*/*/copy-*"))
+        assert not halves(place)
     shutil.rmtree(Machine(home).local)
     Machine(home).check_goes_on()
+
+
+def halves(home: Path) -> list[Path]:
+    """Files of the checkpoint that are not under their names."""
+    return list(Machine(home).checkpoint.glob("*/.*"))
 
 
 @pytest.mark.parametrize("snapshot", [FIRST, SECOND])
@@ -76,7 +85,7 @@ class Fetching(LocalStorage):
         super().get_file(name, path)
 
 
-@pytest.mark.parametrize(("verb", "most"), [("put", 60), ("put_file", 24), ("delete", 40)])
+@pytest.mark.parametrize(("verb", "most"), [("put", 60), ("put_file", 24), ("delete", 40), ("write", 40)])
 @pytest.mark.parametrize("time", range(2))
 def test_a_kill_at_any_call_of_the_storage_changes_nothing_that_anyone_can_see(
     home: Path, choice: random.Random, verb: str, most: int, time: int
@@ -85,4 +94,5 @@ def test_a_kill_at_any_call_of_the_storage_changes_nothing_that_anyone_can_see(
     with Life(home, "--batches", 15, "--dies-at", f"{verb}:{number}") as life:
         assert life.end() == -signal.SIGKILL, f"{verb} was not called {number} times: {life.said()}"
     assert claim(home).exists()
+    assert bool(halves(home)) is (verb == "write")
     go_on(home)

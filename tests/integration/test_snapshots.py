@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ from holdfast import Application, Persistence
 from holdfast.log import paths
 from holdfast.log.snapshot import newest_snapshot, versions
 from holdfast.log.storage import LocalStorage
+from holdfast.plan.program import program_of
+from holdfast.runtime.anchor import SparkRunner
+from holdfast.state.codecs import JsonCodec
+from holdfast.stores.slots import LocalStores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,11 +64,55 @@ def test_a_lost_disk_comes_back_from_a_snapshot_of_every_stage(
     assert "the state is whole again" in caplog.text
 
 
-def test_a_spark_source_has_snapshots_too(spark: SparkSession, tmp_path: Path, json_files: Path) -> None:
-    place = Persistence(tmp_path / "checkpoint", snapshot_every=1, keep=1)
-    app = Application("app", state_dir=tmp_path, persistence=place, spark=spark, partitions=2, loglevel=None)
-    files = app.from_files(json_files, format="json", schema=SCHEMA, key="user", files_per_batch=1)
-    app.dataframe(files).apply(total, stateful=True)
+def run_on_files(spark: SparkSession, home: Path, files: Path, *, staged: bool = False) -> Application:
+    place = Persistence(home / "checkpoint", snapshot_every=1, keep=1)
+    app = Application("app", state_dir=home, persistence=place, spark=spark, partitions=2, loglevel=None)
+    source = app.from_files(files, format="json", schema=SCHEMA, key="user", files_per_batch=1)
+    frame = app.dataframe(source).apply(total, stateful=True)
+    if staged:
+        frame.group_by(lambda order: order["amount"] % 3, name="rest").update(total, stateful=True, store="rest")
     app.run(available_now=True)
+    return app
+
+
+def test_a_spark_source_has_snapshots_too(spark: SparkSession, tmp_path: Path, json_files: Path) -> None:
+    app = run_on_files(spark, tmp_path, json_files)
     assert versions(LocalStorage(tmp_path / "checkpoint"))
     assert totals(app) == {f"u{user}": sum(n for n in range(30) if n % 4 == user) for user in range(4)}
+
+
+def test_a_lost_disk_of_a_spark_source_comes_back_with_a_word_of_every_stage(
+    spark: SparkSession, tmp_path: Path, json_files: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = (json_files / "2.json").read_text()
+    (json_files / "2.json").unlink()
+    with caplog.at_level(logging.INFO, logger="holdfast"):
+        run_on_files(spark, tmp_path, json_files, staged=True)
+        assert "restoring" not in caplog.text
+        (json_files / "2.json").write_text(late)
+        shutil.rmtree(tmp_path / "app" / "local")
+        app = run_on_files(spark, tmp_path, json_files, staged=True)
+    for partition in range(4):
+        assert f"app: partition {partition}: the snapshot of version " in caplog.text
+    assert "the state is whole again" in caplog.text
+    assert totals(app) == {f"u{user}": sum(n for n in range(30) if n % 4 == user) for user in range(4)}
+
+
+def test_partitions_are_restored_at_the_same_time(spark: SparkSession, tmp_path: Path) -> None:
+    """What runs once per partition, as a restore does, runs for all of them at once: here each waits for the other."""
+    app = Application("app", state_dir=tmp_path, spark=spark, loglevel=None)
+    pipeline = app.dataframe(app.from_iterable(ORDERS, key="user")).apply(total, stateful=True)._pipeline
+    program = program_of("app", pipeline, JsonCodec(), 2)
+    runner = SparkRunner(spark, program, LocalStorage(tmp_path / "checkpoint"), LocalStores(tmp_path / "local"))
+
+    def meet(partition: int, storage: Any, stores: Any) -> bool:
+        (tmp_path / f"here-{partition}").touch()
+        limit = time.monotonic() + 60
+        while not (tmp_path / f"here-{1 - partition}").exists() and time.monotonic() < limit:
+            time.sleep(0.01)
+        return (tmp_path / f"here-{1 - partition}").exists() and time.monotonic() < limit
+
+    try:
+        assert runner.each(meet) == [True, True]
+    finally:
+        runner.close()

@@ -71,6 +71,9 @@ class FaultyStorage:
         for name in self._world.random.sample(names, len(names)):
             self.delete(name)
 
+    def sweep(self, prefix: str) -> list[int]:
+        return self._world.storage.sweep(prefix)
+
     def _before(self, *, pause: int = 1) -> None:
         world = self._world
         land_delayed(world)

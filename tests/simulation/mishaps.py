@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from answer import check_newest_snapshot, check_view_is_right_or_refuses, committed_records
 from lives import live
 from machines import Disk, frozen
+from readers import read_asleep
 
 from holdfast.errors import ForeignTarget, HoldfastError, ZombieTask
 from holdfast.log import paths
@@ -29,6 +30,8 @@ def between_lives(world: World) -> None:
         put_disks_back(world)
     if world.chance("state cleared", 2):
         clear(world)
+    if world.random.random() < 0.2 * world.readers:
+        read_asleep(world)
     if world.chance("file damaged", 3):
         damage_and_mend(world)
     if world.backup is None and world.random.random() < 0.5 and not world.delayed:

@@ -341,6 +341,10 @@ def clear_up_by_a_snapshot_of_any_time_line(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(retention, "is_of", lambda chain, snapshot: True)
 
 
+def clear_up_whatever_readers_hold(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(retention, "oldest_pin", lambda storage, now_ms: None)
+
+
 def do_not_look_back_after_a_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Chain, "_check_not_overtaken", lambda self, manifest, tries: None)
 
@@ -395,6 +399,7 @@ MUTATIONS: list[Patch] = [
     remove_files_of_uploads_under_way,
     take_a_snapshot_of_any_time_line,
     clear_up_by_a_snapshot_of_any_time_line,
+    clear_up_whatever_readers_hold,
     do_not_look_back_after_a_commit,
     take_a_damaged_snapshot_as_it_is,
     snapshot_what_is_not_committed,
@@ -426,12 +431,13 @@ MUTATIONS: list[Patch] = [
 
 KINDS: dict[Patch, Kind] = {
     do_not_look_back_after_a_commit: Kind(snapshot_every=1, keep=1, sleep=4, rate=0.03),
+    clear_up_whatever_readers_hold: Kind(snapshot_every=1, keep=1, delay=0, readers=4, rate=0.01),
     remove_files_of_uploads_under_way: Kind(snapshot_every=1, keep=1, delay=30, rate=0.01),
     deliver_before_the_commit: Kind(kafka=False),
     forget_what_a_target_has: Kind(kafka=False),
     take_a_snapshot_of_any_time_line: Kind(snapshot_every=1, regret=10, rate=0.01),
     clear_up_by_a_snapshot_of_any_time_line: Kind(snapshot_every=2, keep=1, regret=20, rate=0.01),
-    skip_the_receipt_count: Kind(rate=0.08),
+    skip_the_receipt_count: Kind(staged=False, rate=0.08),
     take_whatever_attempt_comes: Kind(staged=True, rate=0.03),
     take_parcels_as_they_come: Kind(staged=True, ranged=False),
     trust_a_foreign_local_store: Kind(regret=10, rate=0.01),

@@ -67,6 +67,8 @@ FAULTS = (
     "cleared up",
     "snapshots of another time line",
     "snapshot damaged",
+    "reader slept",
+    "reader began again",
 )
 T = TypeVar("T")
 RECORDS = 36
@@ -90,6 +92,8 @@ class Kind(msgspec.Struct, frozen=True):
     """How many lives others live while a process stands still."""
     regret: int | None = None
     """How many times as often as else a checkpoint is put back from a backup."""
+    readers: int | None = None
+    """How many times as often as else somebody reads the state while others go on."""
     rate: float | None = None
     """Of all faults."""
 
@@ -115,6 +119,7 @@ class World:
         self.delay = _given(kind.delay, self.random.choice((3, 10)))
         self.sleep = _given(kind.sleep, self.random.choice((1, 1, 1, 4)))
         self.regret = _given(kind.regret, self.random.choice((1, 1, 1, 10)))
+        self.readers = _given(kind.readers, 1)
         self.removed: dict[int, bytes] = {}
         """The manifests that retention has removed, by version."""
         self.promised: list[tuple[int, str]] = []

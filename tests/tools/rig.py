@@ -50,6 +50,8 @@ class Rig:
         self.now_ms = 0
         self.later: list[Any] | None = None
         """If it is a list, uploads wait in it."""
+        self.in_background = False
+        """Whether runs that are started from now on upload beside their batches, as those of an application do."""
         self._every = every
         self._keep = keep
         self._keys = keys
@@ -68,7 +70,7 @@ class Rig:
         self.runner.stores = self.stores
         self.snapshots = Snapshots(
             self.storage, self.runner, every=self._every, keep=self._keep, clock=lambda: self.now_ms, holder="a test",
-            start=self._begin,
+            **({} if self.in_background else {"start": self._begin}),
         )  # fmt: skip
         self.driver = Driver(
             self.chain,

@@ -140,8 +140,8 @@ def test_sparks_files_stay_as_long_as_a_manifest_that_is_kept_names_them() -> No
         assert rig.head.position is not None
         end = {"taken": rig.head.position["taken"] + 10}
         rig.driver.run_batch(Proposal(end=end, spark_files={"metadata": always, f"offsets/{version}": mine}))
-    assert numbers(rig, f"{paths.SPARK}/") == [1, *range(6, 12)]
-    assert always.name in rig.storage.names(f"{paths.SPARK}/")
+    assert numbers(rig, paths.SPARK_FILES) == [1, *range(6, 12)]
+    assert always.name in rig.storage.names(paths.SPARK_FILES)
 
 
 def test_the_checkpoint_does_not_grow_with_the_number_of_batches() -> None:
@@ -173,6 +173,25 @@ def test_a_driver_whose_next_version_was_committed_and_removed_is_fenced() -> No
     rig.run(3)
     rig.assert_exact()
     assert paths.manifest(2) not in rig.storage.objects
+
+
+def test_a_driver_that_finds_its_version_taken_and_then_gone_is_fenced() -> None:
+    rig = Rig(every=2, keep=1)
+    rig.run(1)
+    slow = rig.head
+    rig.run(1)
+    get = rig.storage.get
+
+    def late(name: str) -> bytes:
+        if name == paths.manifest(2):
+            rig.storage.get = get
+            rig.run(6)
+            assert name not in rig.storage.objects
+        return bytes(get(name))
+
+    rig.storage.get = late
+    with pytest.raises(Fenced):
+        rig.chain.commit(msgspec.structs.replace(slow, version=2, id="slow", parent=slow.id))
 
 
 def test_a_driver_that_was_about_to_begin_is_fenced_when_others_have_begun_and_cleared_up() -> None:
@@ -249,6 +268,31 @@ def test_a_store_from_before_the_floor_is_built_again_from_a_snapshot() -> None:
 # -- readers -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("read", ["get", "items", "two at a time"])
+def test_a_view_uses_its_stores_again_also_after_a_reader_that_has_left(read: str) -> None:
+    rig = Rig(every=None, partitions=2)
+    made: list[MemoryStore] = []
+
+    def new_store() -> MemoryStore:
+        made.append(MemoryStore())
+        return made[-1]
+
+    view = StateView(rig.chain, "default", JsonCodec(), new_store=new_store)
+    for version in range(1, 6):
+        rig.run(1)
+        if read == "get":
+            assert all(view.get(f"k{n}")["n"] == version for n in range(10))  # type: ignore[index]
+        elif read == "items":
+            assert next(view.items())[1]["n"] == version
+        else:
+            one = view.items()
+            first = next(one)
+            rig.run(1)
+            assert {document["n"] for _, document in view.items()} == {2 * version}
+            assert {document["n"] for _, document in [first, *one]} == {2 * version - 1}
+    assert len(made) == (4 if read == "two at a time" else 2)
+
+
 def test_a_view_that_meets_a_removed_file_begins_again_at_the_newest_version_with_a_pin() -> None:
     rig = Rig(every=2, keep=1)
     rig.run(3)
@@ -285,6 +329,34 @@ def test_a_pin_keeps_what_leads_to_its_version_until_it_ends() -> None:
     lease.end()
     rig.run(2)
     assert versions(rig.storage) == [12]
+
+
+def test_a_pin_that_is_older_than_every_snapshot_keeps_everything_until_it_ends() -> None:
+    rig = Rig(every=4, keep=1)
+    rig.run(3)
+    lease = Lease(rig.storage, 3, lambda: rig.now_ms)
+    rig.run(4)
+    assert versions(rig.storage) == [4]
+    assert numbers(rig, paths.DELTAS) == list(range(1, 8))
+    bring(MemoryStore(), rig.storage, recipe_for(rig.chain, rig.chain.read(3), 0))
+    lease.end()
+    clear_up(rig.storage, 1, rig.now_ms)
+    assert numbers(rig, paths.DELTAS) == [5, 6, 7]
+
+
+def test_a_pin_that_has_ended_and_cannot_be_deleted_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(every=2, keep=1)
+    delete = rig.storage.delete
+
+    def refuse(name: str) -> None:
+        if name.startswith(paths.PINS):
+            raise StorageReadOnly("another's")
+        delete(name)
+
+    monkeypatch.setattr(rig.storage, "delete", refuse)
+    Lease(rig.storage, 0, lambda: -LEASE_MS)
+    rig.run(5)
+    assert numbers(rig, paths.COMMITS) == [4, 5]
 
 
 def test_a_pin_that_was_not_renewed_ends_by_itself() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -14,14 +15,14 @@ from damage import rotted
 from rig import Rig
 
 from holdfast.errors import Damaged, StorageFailed, StorageFull
-from holdfast.log import paths
+from holdfast.log import paths, recipe
 from holdfast.log.manifest import Chain, cleared
 from holdfast.log.recipe import TAIL, bring, plan, recipe_for, recipes_for
-from holdfast.log.snapshot import Snapshot, fetch, newest_snapshot, read_snapshot, upload, versions
+from holdfast.log.snapshot import Snapshot, fetch, newest_snapshot, read_snapshot, staged, upload, versions
 from holdfast.log.storage import LocalStorage
 from holdfast.runtime import ladder
 from holdfast.runtime import snapshots as module
-from holdfast.runtime.batch import Proposal
+from holdfast.runtime.batch import NotNowError, Proposal
 from holdfast.runtime.ladder import climb, held_marks
 from holdfast.stores.base import EMPTY, DamagedStore, Mark
 from holdfast.stores.memory import MemoryStore
@@ -104,6 +105,34 @@ def test_batches_go_on_while_a_snapshot_is_uploaded_and_no_second_one_begins() -
     rig.assert_exact()
 
 
+def test_batches_do_not_wait_for_an_upload_in_the_background() -> None:
+    rig = Rig(every=2, keep=9)
+    put_file = rig.storage.put_file
+    is_held, may_go_on = threading.Event(), threading.Event()
+
+    def held(name: str, path: Path) -> None:
+        is_held.set()
+        assert may_go_on.wait(60)
+        put_file(name, path)
+
+    rig.storage.put_file = held
+    rig.in_background = True
+    rig.start()
+    try:
+        while not is_held.is_set() and rig.head.version < 1_000:
+            rig.run(1)
+        assert is_held.is_set(), "no upload has begun"
+        begun = rig.head.version
+        rig.run(20)
+        assert versions(rig.storage) == []
+    finally:
+        may_go_on.set()
+    rig.snapshots.close()
+    (taken,) = versions(rig.storage)
+    assert taken < begun
+    rig.assert_exact()
+
+
 def test_an_upload_that_fails_is_a_warning_and_is_tried_again_later(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +147,23 @@ def test_an_upload_that_fails_is_a_warning_and_is_tried_again_later(
     assert versions(rig.storage) == []
     rig.run(module.PAUSE)
     assert versions(rig.storage)[0] == 2 + module.PAUSE
+
+
+def test_what_cannot_be_cleared_up_is_a_warning_of_its_own_and_the_next_snapshot_comes_as_ever(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise StorageFailed("no answer")
+
+    rig = Rig(every=2, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.storage, "delete", refuse)
+        rig.run(5)
+    assert versions(rig.storage) == [2, 4]
+    assert "what no recovery needs could not be removed: no answer" in caplog.text
+    assert "could not be taken" not in caplog.text
+    rig.run(2)
+    assert versions(rig.storage) == [6]
 
 
 def test_a_run_that_could_not_see_what_there_is_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +234,26 @@ def test_files_that_are_there_are_not_sent_again(tmp_path: Path) -> None:
     assert tables and tables < {file.name for file in second.files}
     sent = [name for name in storage.names(paths.SNAPSHOT_FILES) if paths.version_of(name) == 2]
     assert len(sent) == len(second.files) - len({file.name for file in second.files} & {f.name for f in first.files})
+
+
+def test_a_second_snapshot_of_a_run_sends_only_files_that_are_new(tmp_path: Path) -> None:
+    rig = Rig(stores=LocalStores(tmp_path / "local"), every=3, keep=9, partitions=1, keys=5_000, pad=200)
+    put_file, sent = rig.storage.put_file, []
+
+    def counted(name: str, path: Path) -> None:
+        sent.append(path.name)
+        put_file(name, path)
+
+    rig.storage.put_file = counted
+    rig.run(4)
+    first, before = {file.path: file for file in newest(rig).partitions[0].files}, len(sent)
+    assert sorted(sent) == sorted(first)
+    rig.run(3)
+    assert versions(rig.storage) == [3, 6]
+    second = {file.path: file for file in newest(rig).partitions[0].files}
+    shared = {path for path, file in second.items() if file.name in {known.name for known in first.values()}}
+    assert any(path.endswith(".sst") for path in shared), "nothing was left as it was"
+    assert sorted(sent[before:]) == sorted(second.keys() - shared)
 
 
 @pytest.mark.parametrize("lost", ["missing", "truncated"])
@@ -666,6 +732,109 @@ def test_a_store_that_is_damaged_at_the_start_is_left_to_the_first_batch(monkeyp
         climb("app", rig.runner, rig.storage, rig.head.instance, recipes, [EMPTY, EMPTY])
     rig.run(1)
     rig.assert_exact()
+
+
+@pytest.mark.parametrize(
+    ("held", "kept", "asks"),
+    [
+        ("fits", {0, 1}, False),
+        ("fits", set(), False),
+        ("fits", {0}, True),
+        ("is empty", {0, 1}, True),
+        ("is not known", {0, 1}, False),
+        ("is not known", {1}, True),
+        ("is not known", set(), True),
+    ],
+)
+def test_partitions_are_asked_only_if_something_may_be_missing(held: str, kept: set[int], asks: bool) -> None:
+    rig = Rig(every=12, keep=9)
+    rig.run(15)
+    recipes = [recipe_for(rig.chain, rig.head, partition) for partition in range(2)]
+    marks = {"fits": [recipes[0].target], "is empty": [EMPTY], "is not known": None}[held]
+    asked: list[Any] = []
+
+    class Asked:
+        def each(self, function: Any) -> list[Any]:
+            asked.append(function)
+            return rig.runner.each(function)
+
+    climb("app", Asked(), rig.storage, rig.head.instance, recipes, marks, kept)
+    assert bool(asked) is asks
+
+
+def test_where_there_is_no_state_nobody_is_asked() -> None:
+    rig = Rig()
+    recipes = [recipe_for(rig.chain, rig.head, partition) for partition in range(2)]
+    climb("app", None, rig.storage, rig.head.instance, recipes, None)  # type: ignore[arg-type]
+
+
+def test_a_restore_hears_that_the_run_is_to_stop_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "ROUND_S", -1.0)
+    rig = Rig(every=12, keep=9)
+    rig.run(15)
+    rig.lose_disks()
+    recipes = [recipe_for(rig.chain, rig.head, partition) for partition in range(2)]
+    answers = [True, False, False, False]
+    with pytest.raises(NotNowError):
+        climb("app", rig.runner, rig.storage, rig.head.instance, recipes, None, is_stopping=lambda: answers.pop())
+    assert not answers
+    held = rig.runner.each(held_marks(rig.head.instance))
+    assert [mark.version for mark in held] == [13, 13]
+    rig.run(1)
+    rig.assert_exact()
+
+
+def test_a_run_that_is_stopped_while_it_restores_begins_no_batch() -> None:
+    rig = Rig()
+    rig.run(2)
+
+    def stopped(*_: Any) -> None:
+        raise NotNowError
+
+    rig.driver._restore = stopped
+    for _ in range(2):
+        with pytest.raises(NotNowError):
+            rig.run(1)
+    assert rig.head.version == 2
+    assert rig.chain.head() == rig.head
+
+
+def test_what_an_interrupted_restore_has_fetched_is_not_to_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder, "ROUND_S", -1.0)
+    rig = Rig(stores=LocalStores(tmp_path / "local"), every=12, keep=9, partitions=1, keys=100)
+    rig.run(15)
+    rig.stores = LocalStores(tmp_path / "another disk")
+    rig.start()
+    recipes = [recipe_for(rig.chain, rig.head, 0)]
+    way = plan(rig.storage, recipes[0], EMPTY)
+    assert way is not None and way.snapshot is not None
+    ((brought, is_left),) = rig.runner.each(ladder._round(rig.head.instance, recipes))
+    (found,) = rig.runner.each(ladder._look(rig.head.instance, recipes))
+    assert is_left and brought
+    assert staged(way.snapshot, found.fetched) == brought
+
+
+def test_what_tasks_restore_themselves_is_told_in_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(every=12, keep=9)
+    rig.run(15)
+    rig.lose_disks()
+    monkeypatch.setattr(recipe, "LONG_S", -1.0)
+    with caplog.at_level(logging.INFO, logger="holdfast"):
+        rig.run(1)
+    (line,) = [record.getMessage() for record in caplog.records if "restored" in record.getMessage()]
+    assert "2 partitions were restored in their tasks" in line
+    assert "the snapshot of version 12 and 3 deltas" in line
+
+
+def test_an_ordinary_batch_says_nothing_of_its_last_delta(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(every=None)
+    with caplog.at_level(logging.INFO, logger="holdfast"):
+        rig.run(3)
+    assert not caplog.records
 
 
 # -- the store itself --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from holdfast.errors import HoldfastError, StorageFailed, StorageFull, StorageReadOnly
-from holdfast.log.storage import Exists, LocalStorage, Missing
+from holdfast.log.storage import LEFT_S, Exists, LocalStorage, Missing
 
 
 @pytest.fixture
@@ -48,6 +48,33 @@ def test_what_is_not_there_is_missing(storage: LocalStorage) -> None:
     with pytest.raises(Missing):
         storage.get("commits/1")
     storage.delete("commits/1")
+
+
+def test_what_a_killed_put_has_left_is_swept_after_a_day_by_the_clock_of_the_file_system(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.put("a/x", b"1")
+    folder = storage.root / "a"
+    old, young, foreign = (folder / name for name in (f".{'0' * 16}.tmp", f".{'1' * 16}.tmp", ".metadata.crc"))
+    for path in (old, young, foreign):
+        path.write_bytes(b"half")
+    long_ago = young.stat().st_mtime - LEFT_S - 60
+    for path in (old, foreign, folder / "x"):
+        os.utime(path, (long_ago, long_ago))
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    assert storage.sweep("a/") == [4]
+    assert everything_below(storage.root) == {"a/x", f"a/{young.name}", f"a/{foreign.name}"}
+    assert storage.sweep("b/") == []
+
+
+def test_a_put_that_was_swept_fails_and_leaves_nothing(storage: LocalStorage) -> None:
+    def sleep_too_long(file: Any) -> None:
+        os.utime(file.fileno(), (0, 0))
+        storage.sweep("a/")
+
+    with pytest.raises(StorageFailed):
+        storage._create("a/x", sleep_too_long)
+    assert everything_below(storage.root) == set()
 
 
 def test_what_was_deleted_is_missing(storage: LocalStorage) -> None:

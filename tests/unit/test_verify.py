@@ -9,9 +9,12 @@ from msgspec.structs import replace
 from rig import Rig
 
 from holdfast.log import paths, verify
+from holdfast.log.files import FileRef, checksum
 from holdfast.log.manifest import Chain, Manifest, ManifestId, new_id
+from holdfast.log.snapshot import versions
 from holdfast.log.storage import Missing
 from holdfast.log.verify import Finding, Verification
+from holdfast.runtime.batch import Proposal
 from holdfast.testing import Harness, MemoryStorage
 
 
@@ -178,3 +181,132 @@ def test_a_manifest_before_the_oldest_snapshot_is_on_its_way_out() -> None:
     storage = with_snapshots()
     storage.put(paths.manifest(1), b"of a run that was overtaken long ago")
     assert [(finding.kind, finding.name) for finding in found(storage)] == [("orphan", paths.manifest(1))]
+
+
+# -- files of Spark's ------------------------------------------------------------------------------------------------
+
+
+def run_with_spark_files(rig: Rig, batches: int) -> None:
+    """Every version names a file of its own, that of the version before, and one that all of them name."""
+    for version in range(rig.head.version + 1, rig.head.version + 1 + batches):
+        known = rig.head.spark_files
+        data = {"metadata": b"one for all", f"offsets/{version}": b"%d" % version}
+        for name in data.keys() - known.keys():
+            ref = FileRef(paths.spark_file(version, new_id()), len(data[name]), checksum(data[name]), 0)
+            rig.storage.put(ref.name, data[name])
+            known = {**known, name: ref}
+        wanted = {"metadata", f"offsets/{version - 1}", f"offsets/{version}"}
+        assert rig.head.position is not None
+        end = {"taken": rig.head.position["taken"] + 10}
+        files = {name: ref for name, ref in known.items() if name in wanted}
+        rig.driver.run_batch(Proposal(end=end, spark_files=files))
+
+
+def test_every_file_of_spark_that_is_damaged_or_missing_is_named_once() -> None:
+    rig = Rig(every=3, keep=1)
+    run_with_spark_files(rig, 8)
+    assert found(rig.storage) == []
+    names = rig.storage.names(paths.SPARK_FILES)
+    assert len(names) > 3 and paths.version_of(names[0]) == 1
+    for name in names:
+        whole = rig.storage.objects[name]
+        for damaged in (whole + b"x", bytes([whole[0] ^ 1]) + whole[1:], None):
+            if damaged is None:
+                del rig.storage.objects[name]
+            else:
+                rig.storage.objects[name] = damaged
+            assert [(finding.kind, finding.name) for finding in found(rig.storage)] == [("damage", name)]
+        rig.storage.objects[name] = whole
+
+
+def test_a_file_of_spark_that_no_commit_names_is_an_orphan_and_its_own_directory_is_not() -> None:
+    rig = Rig(every=3, keep=1)
+    run_with_spark_files(rig, 4)
+    name = paths.spark_file(5, new_id())
+    rig.storage.put(name, b"planned")
+    rig.storage.put(f"{paths.SPARK_FILES}metadata", b"of Spark itself, on a local disk")
+    assert [(finding.kind, finding.name) for finding in found(rig.storage)] == [("orphan", name)]
+
+
+# -- beside retention ------------------------------------------------------------------------------------------------
+
+
+class Beside(MemoryStorage):
+    """What a reader sees: one checkpoint, and from its call of a number on a later one."""
+
+    def __init__(self, before: dict[str, bytes], after: dict[str, bytes], number: int) -> None:
+        super().__init__()
+        self.objects = before
+        self._after = after
+        self._left = number
+
+    def get(self, name: str) -> bytes:
+        self._count()
+        return super().get(name)
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        self._count()
+        return super().sizes(prefix)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.objects = self._after
+
+    @property
+    def has_changed(self) -> bool:
+        return self._left <= 0
+
+
+def damage_of(verification: Verification) -> list[str]:
+    return [finding.message for finding in verification.findings() if finding.kind == "damage"]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("batches", [3, 6, 30], ids=lambda batches: f"{batches}-batches")
+def test_what_retention_removes_at_any_moment_of_a_verification_is_not_missing(keep: int, batches: int) -> None:
+    rig = Rig(every=3, keep=keep)
+    run_with_spark_files(rig, 9)
+    before = dict(rig.storage.objects)
+    run_with_spark_files(rig, batches)
+    assert before.keys() - rig.storage.objects.keys(), "nothing was removed"
+    for number in range(1, 1_000):
+        storage = Beside(before, rig.storage.objects, number)
+        verification = Verification(storage)
+        assert damage_of(verification) == [], f"before call {number}"
+        assert verification.tally.last is not None
+        if not storage.has_changed:
+            break
+    assert number > 20, "hardly anything was read"
+
+
+def test_at_no_moment_of_retention_is_anything_missing() -> None:
+    rig = Rig(every=3, keep=1)
+    rig.run(5)
+    delete = rig.storage.delete
+    looks = []
+
+    def watched(name: str) -> None:
+        delete(name)
+        looks.append(damage_of(Verification(rig.storage)))
+
+    rig.storage.delete = watched
+    rig.run(5)
+    assert len(looks) > 10
+    assert not any(looks)
+
+
+@pytest.mark.parametrize("what", ["manifest", "delta"])
+def test_what_is_needed_is_missed_though_retention_goes_on(what: str) -> None:
+    rig = Rig(every=3, keep=2)
+    rig.run(11)
+    delta = rig.chain.read(10).partitions[0].delta
+    assert delta is not None
+    lost = paths.manifest(10) if what == "manifest" else delta.name
+
+    before = dict(rig.storage.objects)
+    rig.storage.delete(lost)
+    rig.run(3)
+    assert versions(rig.storage) == [9, 12]
+    (said,) = damage_of(Verification(Beside(before, rig.storage.objects, 8)))
+    assert said.startswith(f"{lost} is missing")
