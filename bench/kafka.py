@@ -116,6 +116,27 @@ def throughput(results: dict[str, Any], sizes: Sizes = FULL) -> list[Row]:
     ]
 
 
+def second_stage(results: dict[str, Any], sizes: Sizes = FULL) -> list[Row]:
+    """The same backlog: what a total by a second key costs, which every record is shuffled for."""
+    rates: dict[str, list[float]] = {"one stage": [], "two stages": []}
+    with Bench("second-stage", results) as bench:
+        bench.feed("input", some_of(sizes.keys, sizes.records))
+        for turn in range(4):
+            label = ("one stage", "two stages")[turn % 2]
+            output = bench.topic(f"totals-{turn}")
+            options = ["--max-batch-rows", str(sizes.batch), *(["--two-stages"] if turn % 2 else [])]
+            with bench.contender("Holdfast", f"stages-{turn}", "input", output, *options) as contender:
+                rates[label].append(bench.visible_rate(contender, output, "input", sizes.warm_up, sizes.seconds))
+            say(f"{label}: {rates[label][-1]:,.0f} records/s")
+    results["kafka_stages"] = rates
+    one, two = (statistics.mean(found) for found in rates.values())
+    kept = sizes.smoke or one <= 1.8 * two
+    return [
+        *((f"Kafka to Kafka, {label}, records/s", f"{statistics.mean(found):,.0f}", "", True) for label, found in rates.items()),
+        ("time of two keyed stages / of one, Kafka to Kafka", f"{one / two:.2f}", "" if sizes.smoke else "<= 1.8", kept),
+    ]  # fmt: skip
+
+
 def latency(results: dict[str, Any], sizes: Sizes = FULL) -> list[Row]:
     """From produce to a read_committed consumer, at a steady 2,000 records/s."""
     found: dict[str, dict[str, float]] = {}
@@ -184,7 +205,12 @@ def restore(results: dict[str, Any], sizes: Sizes = FULL) -> list[Row]:
     ]
 
 
-SECTIONS = {"kafka-throughput": throughput, "kafka-latency": latency, "kafka-restore": restore}
+SECTIONS = {
+    "kafka-throughput": throughput,
+    "kafka-second-stage": second_stage,
+    "kafka-latency": latency,
+    "kafka-restore": restore,
+}
 
 
 def at_least(what: str, found: float, promised: float, sizes: Sizes) -> Row:

@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--output", help="a topic; without it the totals are only kept")
     parser.add_argument("--state", type=Path, required=True, help="a directory")
     parser.add_argument("--max-batch-rows", type=int, help="by default Holdfast's own")
+    parser.add_argument("--two-stages", action="store_true", help="a total by a second key, too")
     parser.add_argument("--to-the-end", action="store_true", help="process what is there now")
     parser.add_argument("--snapshot-every", type=int, help="batches; by default Holdfast's own rule")
     parser.add_argument("--recover", action="store_true", help="take the state back from the changelog topic")
@@ -42,6 +43,8 @@ def main() -> None:
         **more,
     )
     totals = app.dataframe(app.topic(options.input)).apply(running_total, stateful=True)
+    if options.two_stages:
+        totals = totals.group_by(another_key, name="another").apply(total_of_totals, stateful=True)
     if options.output is not None:
         totals.to_topic(app.topic(options.output))
     app.run(available_now=options.to_the_end, recover="changelog" if options.recover else None)
@@ -49,6 +52,16 @@ def main() -> None:
 
 def running_total(value: dict[str, Any], state: Any) -> dict[str, Any]:
     total = state.get("total", 0) + value["amount"]
+    state.set("total", total)
+    return {"user": value["user"], "total": total, "sent": value["sent"]}
+
+
+def another_key(value: dict[str, Any]) -> str:
+    return str(value["user"][::-1])
+
+
+def total_of_totals(value: dict[str, Any], state: Any) -> dict[str, Any]:
+    total = state.get("total", 0) + value["total"]
     state.set("total", total)
     return {"user": value["user"], "total": total, "sent": value["sent"]}
 

@@ -131,7 +131,9 @@ def second_stage(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
             found += contend("holdfast-files", parquet(30), "--stages", stages)[10:]
     one, two = (statistics.median(found) for found in seconds.values())
     results["stages"] = {stages: ROWS / statistics.median(found) for stages, found in seconds.items()}
-    return [("time of two keyed stages / of one", f"{two / one:.2f}", "<= 1.8", two <= 1.8 * one)]
+    return [
+        ("time of two keyed stages / of one, from files to nowhere", f"{two / one:.2f}", "<= 1.8", two <= 1.8 * one)
+    ]
 
 
 def pending_timers(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:

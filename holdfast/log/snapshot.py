@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -134,19 +134,28 @@ def publish(storage: Storage, snapshot: Snapshot) -> None:
     storage.put(paths.snapshot(snapshot.version), sealed(snapshot))
 
 
-def unsent(copy: Path, known: Iterable[SnapshotFile]) -> list[str]:
-    """The files of a local copy that are not `known` to be in the checkpoint: those that `upload` sends."""
+def unsent(copy: Path, known: Iterable[SnapshotFile]) -> dict[str, int]:
+    """The files of a local copy that are not `known` to be in the checkpoint, and their lengths."""
     there = {(file.checksum, file.length) for file in known}
     checksums = Checksums(copy.parent / CHECKSUMS)
-    names = [path.name for path in copy.iterdir() if (checksums.of(path), path.stat().st_size) not in there]
+    lengths = {path: path.stat().st_size for path in sorted(copy.iterdir())}
+    found = {path.name: length for path, length in lengths.items() if (checksums.of(path), length) not in there}
     checksums.save()
-    return names
+    return found
 
 
 def upload(
-    storage: Storage, copy: Path, partition: int, mark: Mark, known: Iterable[SnapshotFile]
+    storage: Storage,
+    copy: Path,
+    partition: int,
+    mark: Mark,
+    known: Iterable[SnapshotFile],
+    only: Collection[str] | None = None,
 ) -> PartitionSnapshot:
-    """Put the files of a local copy into the checkpoint, but for those that are `known` to be there."""
+    """Put the files of a local copy into the checkpoint, but for those that are `known` to be there.
+
+    With `only`, no others but these; then the others are not in what is returned.
+    """
     there = {(file.checksum, file.length): file.name for file in known}
     checksums = Checksums(copy.parent / CHECKSUMS)
     identity = new_id()
@@ -154,6 +163,8 @@ def upload(
     for number, path in enumerate(sorted(copy.iterdir())):
         length, checksum = path.stat().st_size, checksums.of(path)
         name = there.get((checksum, length))
+        if name is None and only is not None and path.name not in only:
+            continue
         if name is None:
             name = paths.snapshot_file(mark.version, partition, identity, number)
             storage.put_file(name, path)

@@ -30,6 +30,10 @@ from holdfast.log.storage import Exists, Storage
 from holdfast.runtime.task import Stores
 from holdfast.stores.base import DamagedStore, Mark
 
+SLICE = 64 << 20
+"""Bytes that one task sends: whoever waits for its slot, where there is none to spare, waits for no more than that."""
+TRIES = 3
+"""How often a task looks for a copy."""
 VERSIONS = 500
 """Versions after which a snapshot is due by itself."""
 LEAST = 64 << 20
@@ -199,7 +203,7 @@ class Snapshots:
                 return None
             part = None
             if copy is not None:
-                part = self._places.at(partition, _upload_task(head.instance, copy, mark, whole.get(partition, ())))
+                part = self._send(partition, head.instance, copy, mark, whole.get(partition, ()))
             if part is None:
                 part = there.get(partition)
                 if part is None or len(whole[partition]) < len(part.files):
@@ -238,6 +242,24 @@ class Snapshots:
         )
         return snapshot
 
+    def _send(
+        self, partition: int, instance: InstanceId, copy: AttemptId, mark: Mark, known: tuple[SnapshotFile, ...]
+    ) -> PartitionSnapshot | None:
+        """The copy of one partition, slice by slice; None if it is lost."""
+        tries = TRIES
+        while tries and not self._is_closing:
+            sent: tuple[PartitionSnapshot, bool] | None = self._places.at(
+                partition, _upload_task(instance, copy, mark, known)
+            )
+            if sent is None:  # gone, or the task was not where it is because a batch was in the way
+                tries -= 1
+                continue
+            part, is_whole = sent
+            if is_whole:
+                return part
+            known = part.files
+        return None
+
     def _clear_up(self) -> None:
         try:
             removed = clear_up(self._storage, self._keep, self._clock())
@@ -258,14 +280,18 @@ class Snapshots:
 
 def _upload_task(
     instance: InstanceId, copy: AttemptId, mark: Mark, known: tuple[SnapshotFile, ...]
-) -> Callable[[int, Storage, Stores], PartitionSnapshot | None]:
-    def task(partition: int, storage: Storage, stores: Stores) -> PartitionSnapshot | None:
+) -> Callable[[int, Storage, Stores], tuple[PartitionSnapshot, bool] | None]:
+    """A task that sends a slice of a copy: what is there by then, and whether that is all. None: the copy is not here."""
+
+    def task(partition: int, storage: Storage, stores: Stores) -> tuple[PartitionSnapshot, bool] | None:
         directory = stores.copied(instance, partition, copy)
         if directory is None:
             return None
         try:
-            stores.check(directory, mark, unsent(directory, known))
-            part = upload(storage, directory, partition, mark, known)
+            left = unsent(directory, known)
+            slice_ = _first(left, SLICE)
+            stores.check(directory, mark, slice_)
+            part = upload(storage, directory, partition, mark, known, slice_)
         except FileNotFoundError:  # a newer run on this host has made room for its own
             return None
         except DamagedStore:
@@ -274,8 +300,21 @@ def _upload_task(
             stores.distrust(instance, partition)
             stores.forget(instance, partition, copy)
             raise
+        if len(slice_) < len(left):
+            return part, False
         reach("upload.done", mark.version)
         stores.forget(instance, partition, copy)
-        return part
+        return part, True
 
     return task
+
+
+def _first(lengths: dict[str, int], most: int) -> list[str]:
+    """The first of these files that together have at most so many bytes; one at least, if there is one."""
+    found: list[str] = []
+    for name, length in lengths.items():
+        most -= length
+        if found and most < 0:
+            break
+        found.append(name)
+    return found

@@ -256,6 +256,40 @@ def test_a_second_snapshot_of_a_run_sends_only_files_that_are_new(tmp_path: Path
     assert sorted(sent[before:]) == sorted(second.keys() - shared)
 
 
+def test_a_copy_is_sent_in_slices_so_that_no_task_holds_its_slot_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE", 1)
+    rig = Rig(stores=LocalStores(tmp_path / "local"), every=3, keep=9, partitions=1, keys=1_000)
+    at, tasks = rig.runner.at, []
+
+    def counted(partition: int, function: Any) -> Any:
+        tasks.append(partition)
+        return at(partition, function)
+
+    rig.runner.at = counted
+    rig.run(4)
+    files = newest(rig).partitions[0].files
+    assert len(files) > 2
+    assert len(tasks) == len(files)
+    rig.lose_disks()
+    rig.run(1)
+    rig.assert_exact()
+
+
+def test_a_task_that_does_not_find_the_copy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(every=3, keep=9)
+    at, elsewhere = rig.runner.at, [True]
+
+    def once_elsewhere(partition: int, function: Any) -> Any:
+        return None if elsewhere and elsewhere.pop() else at(partition, function)
+
+    rig.runner.at = once_elsewhere
+    rig.run(4)
+    assert not elsewhere
+    assert versions(rig.storage) == [3]
+
+
 @pytest.mark.parametrize("lost", ["missing", "truncated"])
 def test_a_shared_file_that_was_lost_is_sent_again_with_the_next_snapshot(tmp_path: Path, lost: str) -> None:
     rig = Rig(stores=LocalStores(tmp_path / "local"), every=3, keep=1, keys=1_000)
