@@ -138,7 +138,8 @@ class KafkaPublisher:
                 if may_be_removed(self._chain.storage, note.version):  # by an earlier run that is still clearing up
                     return
                 raise
-            if manifest.id != note.manifest:
+            # A name that was removed may have been taken since, by a run that was fenced with that.
+            if manifest.id != note.manifest and not may_be_removed(self._chain.storage, note.version):
                 raise ForeignTarget(
                     f"version {note.version} is out in Kafka with another commit than this checkpoint has: it was put back from a "
                     "copy that went another way",

@@ -100,7 +100,8 @@ class OffsetLog:
             self.done = min(self.done, len(self.planned))
         if world.ranged and world.chance("Spark's checkpoint deleted", 3):
             self.forget()
-        if self.done and self._is_remembered(self.done - 1) and world.chance("Spark replays a batch", 3):
+        is_last = self.done == len(self.planned) > 0  # it never goes back by two
+        if is_last and self._is_remembered(self.done - 1) and world.chance("Spark replays a batch", 3):
             self.done -= 1
 
     def _is_remembered(self, batch: int) -> bool:

@@ -430,7 +430,8 @@ MUTATIONS: list[Patch] = [
 
 
 KINDS: dict[Patch, Kind] = {
-    do_not_look_back_after_a_commit: Kind(snapshot_every=1, keep=1, sleep=4, rate=0.03),
+    do_not_look_back_after_a_commit: Kind(snapshot_every=1, keep=1, delay=0, sleep=4, readers=0, rate=0.03),
+    take_a_damaged_snapshot_as_it_is: Kind(snapshot_every=1, keep=1, delay=0, sleep=1, regret=1, readers=0, rate=0.02),
     clear_up_whatever_readers_hold: Kind(snapshot_every=1, keep=1, delay=0, readers=4, rate=0.01),
     remove_files_of_uploads_under_way: Kind(snapshot_every=1, keep=1, delay=30, rate=0.01),
     deliver_before_the_commit: Kind(kafka=False),
