@@ -126,9 +126,10 @@ class Verification:
         tally = self.tally
         tally.to_read = len(sizes)
         before: Manifest | None = None
+        kept_from = self._kept_from(sorted(sizes))
         for name in sorted(sizes):
             version = paths.version_of(name)
-            if version < min((snapshot.floor for snapshot in self._of_this_chain), default=-1):
+            if version < kept_from:
                 yield Finding("orphan", name, version, f"{name} lies before what is kept; the next snapshot removes it")
                 continue
             try:
@@ -153,6 +154,14 @@ class Verification:
             later = {name: size for name, size in self._well_named(paths.COMMITS).items() if name not in sizes}
             if later:
                 yield from self._commits(later)
+
+    def _kept_from(self, names: list[str]) -> int:
+        """The version before which manifests are what a clearing up has left: none, if the chain is there from its beginning."""
+        with suppress(Damaged, FutureFormat):  # said when it is read again
+            oldest = self._chain.read(paths.version_of(names[0])) if names else None
+            if oldest is None or oldest.parent is None or _begins_anew(oldest):
+                return -1
+        return min((snapshot.floor for snapshot in self._of_this_chain), default=-1)
 
     def _unreadable(self, name: str, version: int, error: Exception) -> Iterator[Finding]:
         self._ids[version] = None

@@ -51,6 +51,17 @@ def restored(head: Manifest, version: int, **fields: Any) -> Manifest:
     )
 
 
+def test_what_lies_before_the_first_snapshot_is_read_too_as_long_as_it_is_there() -> None:
+    rig = Rig(every=5, keep=2)
+    rig.run(8)
+    assert versions(rig.storage) == [5]
+    whole = Verification(rig.storage)
+    assert list(whole.findings()) == []
+    assert (whole.tally.first, whole.tally.versions, whole.tally.counters) == (0, rig.head.version + 1, "recomputed")
+    rig.storage.objects[paths.manifest(2)] = b"{}"
+    assert [(finding.kind, finding.name) for finding in found(rig.storage)] == [("damage", paths.manifest(2))]
+
+
 def test_a_restore_may_begin_after_versions_that_only_kafka_has_seen() -> None:
     harness = harness_of(2)
     chain = Chain(harness.storage)
