@@ -59,6 +59,8 @@ logger.stream.name = org.apache.spark.sql.execution.streaming
 logger.stream.level = off
 logger.write.name = org.apache.spark.sql.execution.datasources
 logger.write.level = off
+logger.utils.name = org.apache.spark.util.Utils
+logger.utils.level = off
 """
 
 

@@ -12,16 +12,15 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
-from holdfast.errors import Damaged, ForeignTarget, HoldfastError, JobFailed, MarkerLost
+from holdfast.errors import Damaged, ForeignTarget, MarkerLost
 from holdfast.kafka import names
 from holdfast.kafka.publishing import Note, Part, Publisher, Route, Shipment, check_instance, fence, ledger
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, Manifest
 from holdfast.log.snapshot import may_be_removed
 from holdfast.log.storage import Missing, Storage
+from holdfast.sinks.surely import surely
 
-TRIES = 4
-"""How often a job is run that was lost."""
 NOTES_S = 3600.0
 """How often to see that the notes are still there. Kafka forgets an offset when its group was idle for days."""
 LARGE = 20_000
@@ -39,20 +38,7 @@ class Tasks(Protocol):
 
 def surely_each(tasks: Tasks, what: str, function: Callable[[int, Storage, Any], Any]) -> list[Any]:
     """As `each`, again if the job was lost with a worker or an executor: for functions that bear being run again."""
-    for _ in range(TRIES - 1):
-        try:
-            return tasks.each(function)
-        except HoldfastError:
-            raise
-        except Exception as error:
-            logger.warning("the job to %s was lost; running it again", what)
-            logger.debug("lost with", exc_info=error)
-    try:
-        return tasks.each(function)
-    except HoldfastError:
-        raise
-    except Exception as error:
-        raise JobFailed(f"the job to {what} was lost {TRIES} times; the last time: {error}") from error
+    return surely(what, lambda: tasks.each(function))
 
 
 class KafkaPublisher:

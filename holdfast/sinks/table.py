@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from py4j.protocol import Py4JJavaError
 
 from holdfast.errors import Damaged, ForeignTarget, FutureFormat, InvalidPipeline
 from holdfast.failpoints import reach
@@ -26,6 +27,7 @@ from holdfast.log.storage import Exists, LocalStorage, disk_error, raise_as_stor
 from holdfast.plan.sinks import VERSION_COLUMN
 from holdfast.runtime.batch import Outbox
 from holdfast.sinks.rows import outbox_frame
+from holdfast.sinks.surely import surely
 
 if TYPE_CHECKING:
     from holdfast.runtime.context import Context
@@ -102,8 +104,7 @@ class TableTarget:
         if self._overwrite and max(self._versions(), default=0) > manifest.version:
             return  # a driver that wakes up late: its rows have been replaced meanwhile
         if not self._has(final, manifest):
-            staging = self._path / f".staging-{new_id()}"
-            self._write(outbox, staging)
+            staging = surely(f"write version {manifest.version}", lambda: self._written(outbox), lost=Py4JJavaError)
             (staging / f"_commit-{manifest.id}").touch()
             _sync_all(staging)
             reach("table.staged", manifest.version)
@@ -116,7 +117,9 @@ class TableTarget:
             assert outbox.schema is not None
             self._register(outbox.schema, manifest.version)
 
-    def _write(self, outbox: Outbox, staging: Path) -> None:
+    def _written(self, outbox: Outbox) -> Path:
+        """The rows, in a directory of their own."""
+        staging = self._path / f".staging-{new_id()}"
         try:
             with outbox.blamed():
                 outbox_frame(self._context.spark, outbox).write.format(self._format).save(str(staging))
@@ -125,6 +128,7 @@ class TableTarget:
             if named is None:
                 raise
             raise named from None
+        return staging
 
     def _claim(self, head: Manifest) -> None:
         """Make the table ours, or see that it is."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +21,9 @@ from damage import truncated
 
 from holdfast import Application, Persistence
 from holdfast.errors import Damaged, ForeignTarget, InvalidPipeline, PlanMismatch, RunIsAlive, SourceMismatch
+from holdfast.sinks import table
+from holdfast.sinks.rows import outbox_frame
+from holdfast.sources.arrow import map_in_arrow
 from holdfast.testing import Crash
 
 if TYPE_CHECKING:
@@ -199,6 +204,25 @@ def test_another_kind_of_source_cannot_go_on(spark: SparkSession, tmp_path: Path
 
 
 # -- sinks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_dies_while_a_table_is_written_costs_a_second_try(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deaths = [True]
+
+    def dying(spark: SparkSession, outbox: Any) -> Any:
+        frame = outbox_frame(spark, outbox)
+        if deaths and deaths.pop():
+            return map_in_arrow(frame, lambda batches: os.kill(os.getpid(), signal.SIGKILL), frame.schema)
+        return frame
+
+    monkeypatch.setattr(table, "outbox_frame", dying)
+    app = Application("app", state_dir=tmp_path, spark=spark, max_batch_rows=10)
+    app.dataframe(app.from_iterable(ORDERS, key="user")).apply(total, stateful=True).to_table(str(tmp_path / "totals"))
+    app.run()
+    assert "the job to write version 1 was lost; running it again" in caplog.text
+    assert sorted(row["amount"] for row in table_rows(tmp_path / "totals")) == list(range(30))
 
 
 def test_a_table_by_path_has_every_row_once_with_its_version(spark: SparkSession, tmp_path: Path) -> None:
