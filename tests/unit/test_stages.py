@@ -370,12 +370,18 @@ def test_keys_of_dicts_arrive_as_they_are(sent: list[Any]) -> None:
     assert [[type(key) for key in value] if type(value) is dict else None for value in chunk.values] == kinds
 
 
-def test_keys_of_dicts_may_be_scalars_of_numpy() -> None:
-    np = pytest.importorskip("numpy")
-    sent = [{np.int64(3): 1}, {np.str_("a"): 2}, {"a": 3}]
+class Token(bytes):
+    """What marshal would take for its bytes, as it does a scalar of numpy."""
+
+
+def test_keys_of_dicts_may_be_of_classes_that_look_like_bytes_from_outside() -> None:
+    sent = [{Token(b"3"): 1}, {b"3": 2}, {"a": 3}]
     for some in (sent, sent[:1], sent[1:], sent[:0:-1]):
         (chunk,) = pickle.loads(pickle.dumps(letters_of(*some))).chunks(is_quiet=False, origin=0)
-        assert [repr(value) for value in chunk.values] == [repr(value) for value in some]
+        assert chunk.values == some
+        assert [[type(key) for key in value] for value in chunk.values] == [
+            [type(key) for key in value] for value in some
+        ]
 
 
 def parcel(sender: int, number: int, attempt: str = "one") -> Parcel:
