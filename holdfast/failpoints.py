@@ -3,8 +3,8 @@
 `reach` costs a comparison when nothing is armed. A process is armed from inside (`arm`, used by the simulation and
 the test harness) or by its environment, which worker processes inherit:
 
-    HOLDFAST_FAILPOINT=<name>@<version>       SIGKILL this process when it reaches <name> at <version>
-    HOLDFAST_FAILPOINT_CLAIM=<path>           only for the process that creates this file: once, and provably
+    HOLDFAST_FAILPOINT=<name>@<version>,...   SIGKILL this process when it reaches <name> at <version>
+    HOLDFAST_FAILPOINT_CLAIM=<directory>      only for who creates the file <name>@<version> there: once, and provably
     HOLDFAST_FAILPOINT_SIGNAL=SIGSTOP         another signal than SIGKILL
 """
 
@@ -80,14 +80,15 @@ def _armed_by_environment() -> Callable[[str, int], None] | None:
     wanted = os.environ.get("HOLDFAST_FAILPOINT")
     if not wanted:
         return None
-    name, _, version = wanted.partition("@")
-    claim = Path(os.environ["HOLDFAST_FAILPOINT_CLAIM"])
+    moments = frozenset(wanted.split(","))
+    claims = Path(os.environ["HOLDFAST_FAILPOINT_CLAIM"])
     number = signal.Signals[os.environ.get("HOLDFAST_FAILPOINT_SIGNAL", "SIGKILL")]
 
     def disturb(reached: str, at: int) -> None:
-        if reached == name and at == int(version):
+        moment = f"{reached}@{at}"
+        if moment in moments:
             try:
-                claim.touch(exist_ok=False)
+                (claims / moment).touch(exist_ok=False)
             except FileExistsError:
                 return
             os.kill(os.getpid(), number)

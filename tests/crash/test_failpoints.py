@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from life import run_armed, run_to_end
+from life import Armed, Life, run_armed, run_to_end
 from program import BATCH, inbox, worker_claim
 from truth import check_exact, check_stages_exact, put_orders
 
@@ -19,7 +19,6 @@ from holdfast import failpoints
 
 DRIVER_POINTS = (*failpoints.DRIVER_POINTS, "table.staged")
 ORDERS = 250  # five batches
-KILLED_AT = 3
 
 
 @pytest.mark.parametrize("points", [DRIVER_POINTS[0::3], DRIVER_POINTS[1::3], DRIVER_POINTS[2::3]], ids="-".join)
@@ -31,12 +30,17 @@ def test_kills_of_the_driver_change_nothing_that_anyone_can_see(points: tuple[st
     check_exact(tmp_path, ORDERS)
 
 
-@pytest.mark.parametrize("point", failpoints.TASK_POINTS)
-def test_a_kill_of_a_worker_changes_nothing_that_anyone_can_see(point: str, tmp_path: Path) -> None:
-    code, said = run_armed(tmp_path, point, KILLED_AT, "--orders", ORDERS)
-    assert code == 0, said
-    assert f"the job of version {KILLED_AT} was lost; running it again" in said
-    check_exact(tmp_path, ORDERS)
+def test_kills_of_workers_change_nothing_that_anyone_can_see(tmp_path: Path) -> None:
+    """One after the other, in one life: it goes on by itself."""
+    armed = [Armed(tmp_path, point, version) for version, point in enumerate(failpoints.TASK_POINTS, start=2)]
+    environment = armed[0].environment | {"HOLDFAST_FAILPOINT": ",".join(one.moment for one in armed)}
+    orders = (len(armed) + 2) * BATCH
+    with Life(tmp_path, "--orders", orders, environment=environment) as life:
+        assert life.end() == 0, life.said()
+        for version, one in enumerate(armed, start=2):
+            assert one.was_met(), f"nothing was killed at {one.moment}:\n{life.said()}"
+            assert f"the job of version {version} was lost; running it again" in life.said()
+    check_exact(tmp_path, orders)
 
 
 def test_a_spark_source_replays_what_was_not_committed_and_skips_what_was(

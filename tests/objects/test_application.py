@@ -35,7 +35,7 @@ def live(
     home: Path, url: str, options: dict[str, str], *arguments: object, kill_at: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     """One life of the program, which ends at a failpoint if so asked; everything that it and Spark write is below `home`."""
-    claim = home.with_name(f"claim-{kill_at}")
+    claim = home.with_name(str(kill_at))
     for name in ("tmp", "spark"):
         (home / name).mkdir(parents=True, exist_ok=True)
     life = subprocess.run(
@@ -49,7 +49,7 @@ def live(
             "TMPDIR": str(home / "tmp"),
             "SPARK_LOCAL_DIRS": str(home / "spark"),
         }
-        | ({"HOLDFAST_FAILPOINT": kill_at, "HOLDFAST_FAILPOINT_CLAIM": str(claim)} if kill_at else {}),
+        | ({"HOLDFAST_FAILPOINT": kill_at, "HOLDFAST_FAILPOINT_CLAIM": str(claim.parent)} if kill_at else {}),
         capture_output=True,
         text=True,
         timeout=200,

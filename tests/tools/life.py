@@ -147,10 +147,11 @@ class Armed:
     """A failpoint that is met once: whoever reaches it is killed there, or stopped."""
 
     def __init__(self, home: Path, point: str, version: int, number: signal.Signals = signal.SIGKILL) -> None:
-        self._claim = home / f"claim-{point}@{version}"
+        self.moment = f"{point}@{version}"
+        self._claim = home / self.moment
         self.environment = {
-            "HOLDFAST_FAILPOINT": f"{point}@{version}",
-            "HOLDFAST_FAILPOINT_CLAIM": str(self._claim),
+            "HOLDFAST_FAILPOINT": self.moment,
+            "HOLDFAST_FAILPOINT_CLAIM": str(home),
             "HOLDFAST_FAILPOINT_SIGNAL": number.name,
         }
 
