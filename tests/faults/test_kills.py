@@ -94,5 +94,5 @@ def test_a_kill_at_any_call_of_the_storage_changes_nothing_that_anyone_can_see(
     with Life(home, "--batches", 15, "--dies-at", f"{verb}:{number}") as life:
         assert life.end() == -signal.SIGKILL, f"{verb} was not called {number} times: {life.said()}"
     assert claim(home).exists()
-    assert bool(halves(home)) is (verb == "write")
+    assert halves(home) or verb != "write"  # at other verbs an upload may be writing beside it
     go_on(home)
