@@ -134,7 +134,7 @@ class Soak:
 
     def lose_disk(self) -> None:
         self.kill()
-        shutil.rmtree(self.machine.local)
+        shutil.rmtree(self.machine.local, ignore_errors=True)  # it may be lost already
 
     def damage_snapshot(self) -> None:
         """The list of the newest one is cut short or gone; what it shares with later ones stays."""
@@ -146,7 +146,7 @@ class Soak:
         else:
             victim.write_bytes(victim.read_bytes()[:-1])
         if self._choice.random() < 0.5:
-            shutil.rmtree(self.machine.local)
+            shutil.rmtree(self.machine.local, ignore_errors=True)  # it may be lost already
 
     def damage_store(self) -> None:
         files: list[Path] = []
