@@ -134,7 +134,9 @@ class Soak:
 
     def lose_disk(self) -> None:
         self.kill()
-        shutil.rmtree(self.machine.local, ignore_errors=True)  # it may be lost already
+        while not self.machine.local.exists():
+            self.kill()
+        shutil.rmtree(self.machine.local)
 
     def damage_snapshot(self) -> None:
         """The list of the newest one is cut short or gone; what it shares with later ones stays."""
