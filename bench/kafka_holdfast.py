@@ -37,7 +37,7 @@ def main() -> None:
         processing_guarantee="exactly-once",
         use_changelog_topics=True,
         state_dir=options.state,
-        persistence=Persistence(options.state / "checkpoint", snapshot_every=options.snapshot_every),
+        persistence=Persistence(options.state / options.group / "checkpoint", snapshot_every=options.snapshot_every),
         spark_config={"spark.master": "local[2]"},
         loglevel="INFO",
         **more,
