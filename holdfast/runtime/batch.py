@@ -21,14 +21,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from holdfast.errors import (
     Damaged,
     Fenced,
-    ForeignTarget,
     HoldfastError,
     IncompleteJob,
     InvalidPipeline,
@@ -55,10 +54,10 @@ from holdfast.log.manifest import (
 )
 from holdfast.log.recipe import Recipe, recipes_for
 from holdfast.log.snapshot import may_be_removed
-from holdfast.log.storage import Exists, Missing
 from holdfast.plan.program import Program, check_fits
 from holdfast.plan.schema import arrow_schema, decided_schema, to_ddl
 from holdfast.plan.sinks import check_rows, merged
+from holdfast.runtime.delivery import Delivery, Publisher, Target
 from holdfast.runtime.exchange import Outcome, gathered
 from holdfast.runtime.job import Job, Receipt
 from holdfast.runtime.snapshots import Snapshots
@@ -96,59 +95,10 @@ class Runner(Protocol):
         """What the tasks of the last level returned. An exception means that the job was lost; it may be run again."""
 
 
-class Target(Protocol):
-    """Delivers the outbox of one sink. Must bear being given the same version again."""
-
-    def prepare(self, head: Manifest) -> None:
-        """Refuse a target that holds someone else's output, before anything runs."""
-
-    def deliver(self, manifest: Manifest, outbox: Outbox) -> None:
-        """Make the output of a committed version visible."""
-
-
-class Publisher(Protocol):
-    """Publishes what goes to Kafka: the outboxes of its sinks, the deltas, the positions. Everything of a version together.
-
-    It is given every version, also one without output, and must bear being given the same version again.
-    """
-
-    sinks: frozenset[str]
-
-    def prepare(self, head: Manifest) -> None:
-        """Refuse what someone else has published, before anything runs."""
-
-    def way(self, rows: int, head: Manifest) -> Literal["driver", "tasks"]:
-        """Who will publish the version of so many rows that comes after `head`."""
-
-    def publish(self, manifest: Manifest) -> None: ...
-
-
 Restore = Callable[[InstanceId, tuple[Recipe, ...]], None]
 """Brings the stores near to what the recipes want before the first job, and shows how far it is; the job does the rest.
 
 It raises `NotNowError` if the run is asked to stop meanwhile."""
-
-
-class Outbox:
-    """What a committed version emitted for one sink."""
-
-    def __init__(self, chain: Chain, manifest: Manifest, sink: str) -> None:
-        self.storage = chain.storage
-        self.files = [commit.outboxes[sink] for commit in manifest.partitions if sink in commit.outboxes]
-        self.schema = manifest.schemas.get(sink)
-
-    def tables(self) -> list[Any]:
-        """One Arrow table per partition that emitted something."""
-        return [read_table(self.storage, file, kind="outbox") for file in self.files]
-
-    @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Whoever reads the outbox in tasks fails with Spark's words: if a file is damaged, say that instead."""
-        try:
-            yield
-        except Exception:
-            self.tables()
-            raise
 
 
 class Driver:
@@ -171,8 +121,7 @@ class Driver:
         self._chain = chain
         self._program = program
         self._runner = runner
-        self._targets = targets
-        self._publisher = publisher
+        self._delivery = Delivery(chain, targets, publisher, self._check_not_fenced)
         self._snapshots = snapshots
         self._restore = restore
         self._clock = clock
@@ -203,11 +152,8 @@ class Driver:
         check_fits(self._program, head)
         self._take(head)
         with self._fenced_rather_than_damaged():
-            for target in self._targets.values():
-                target.prepare(head)
-            if self._publisher is not None:
-                self._publisher.prepare(head)
-            self._deliver_to(head)
+            self._delivery.prepare(head)
+            self._delivery.deliver_to(head)
         if self._snapshots is not None:
             self._snapshots.begin(head)
         return head
@@ -220,19 +166,19 @@ class Driver:
         """One micro-batch, exactly once."""
         silent = self._silent(proposal)
         with self._fenced_rather_than_damaged():
-            manifest = self._run_batch(proposal)
+            manifest = self._run_batch(proposal, silent)
         if silent is not None:
             self._silences.note(silent, self._now() + self._look_ms, manifest.watermark_ms)
         return manifest
 
-    def _run_batch(self, proposal: Proposal) -> Manifest:
+    def _run_batch(self, proposal: Proposal, silent: Collection[int] | None) -> Manifest:
         head = self.head
         version = head.version + 1
         reach("batch.begin", version)
         if self._is_committed(proposal.spark):  # 1
-            self._deliver_to(head)
+            self._delivery.deliver_to(head)
             return head
-        job = self._plan(proposal, version)
+        job = self._plan(proposal, version, silent)
         receipts = self._run(job, proposal.rows)  # 2, 3
         planned = self._manifest(job, proposal, receipts)
         reach("commit.begin", version)
@@ -242,7 +188,7 @@ class Driver:
         reach("commit.done", version)
         self._note(job, receipts, manifest)
         self._take(manifest)
-        self._deliver(manifest, is_new=manifest is planned)  # 5
+        self._delivery.deliver(manifest, is_new=manifest is planned)  # 5
         reach("batch.done", version)
         return manifest  # 6
 
@@ -311,14 +257,14 @@ class Driver:
 
     # -- 2 and 3: the job --------------------------------------------------------------------------------------
 
-    def _plan(self, proposal: Proposal, version: int) -> Job:
+    def _plan(self, proposal: Proposal, version: int, silent: Collection[int] | None = None) -> Job:
         head = self.head
         time_ms = self._now()
         return Job(
             version=version,
             instance=head.instance,
             time_ms=time_ms,
-            watermark_ms=self._watermark(self._silent(proposal), time_ms),
+            watermark_ms=self._watermark(silent, time_ms),
             span=self._span(proposal) if self._ranged else None,
             recipes=self._recipes,
             schemas=head.schemas,
@@ -471,15 +417,9 @@ class Driver:
                 )
                 for before, receipt in zip(head.partitions, receipts, strict=True)
             ),
-            published_by=self._way(receipts),
+            published_by=self._delivery.way(_rows_written(receipts), head),
             changelogs=self._program.changelogs,
         )
-
-    def _way(self, receipts: list[Receipt]) -> Literal["driver", "tasks"] | None:
-        if self._publisher is None:
-            return None
-        files = [file for one in receipts for file in (one.delta, *one.outboxes.values()) if file is not None]
-        return self._publisher.way(sum(file.rows for file in files), self.head)
 
     def _new_schemas(self, receipts: list[Receipt]) -> dict[str, str]:
         """The schema of each sink that got its first rows."""
@@ -514,64 +454,11 @@ class Driver:
         self._recipes = recipes_for(self._chain, manifest, self._recipes)
         self.head = manifest
 
-    # -- 5: delivery ---------------------------------------------------------------------------------------
 
-    def _deliver_to(self, head: Manifest) -> None:
-        """Deliver what a crash may have left: the last batch, and what emptied the state after it."""
-        undelivered = [head]
-        while undelivered[-1].kind in ("clear", "backfilled"):
-            undelivered.append(self._chain.parent_of(undelivered[-1]))
-        for manifest in reversed(undelivered):
-            self._deliver(manifest)
-
-    def _deliver(self, manifest: Manifest, *, is_new: bool = False) -> None:
-        """Every sink gets the outbox of this version, unless a mark says that all have it. One that is new has no mark."""
-        emitted = {sink for commit in manifest.partitions for sink in commit.outboxes}
-        published = self._publisher is not None and manifest.kind in ("batch", "clear")
-        if not (emitted or published) or (not is_new and self._is_delivered(manifest)):
-            return
-        known = self._targets.keys() | (self._publisher.sinks if self._publisher is not None else set())
-        unknown = emitted - known
-        if unknown:
-            raise StopAndLook(
-                f"version {manifest.version} has undelivered output for {sorted(unknown)}, which the pipeline no longer has: "
-                "run it once more with these sinks, then remove them",
-                version=manifest.version,
-            )
-        reach("deliver.begin", manifest.version)
-        for sink, target in self._targets.items():
-            if sink in emitted:
-                try:
-                    target.deliver(manifest, Outbox(self._chain, manifest, sink))
-                except Exception:
-                    self._check_not_fenced()  # another run may have delivered it and cleared up after us
-                    raise
-        if self._publisher is not None and published:
-            try:
-                self._publisher.publish(manifest)
-            except Exception:
-                self._check_not_fenced()
-                raise
-        reach("deliver.done", manifest.version)
-        try:
-            self._chain.storage.put(paths.delivered(manifest.version), msgspec.json.encode({"manifest": manifest.id}))
-        except Exists:
-            logger.debug("version %d is marked as delivered already", manifest.version)
-
-    def _is_delivered(self, manifest: Manifest) -> bool:
-        try:
-            mark = msgspec.json.decode(self._chain.storage.get(paths.delivered(manifest.version)), type=dict[str, str])
-        except Missing:
-            return False
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return False  # a mark that cannot be read marks nothing; to deliver again is always safe
-        if mark.get("manifest") != manifest.id:
-            raise ForeignTarget(
-                f"{paths.delivered(manifest.version)} marks the output of another commit than version {manifest.version} of this "
-                "chain: the checkpoint was put back in part. Put all of it back, or begin a new one",
-                version=manifest.version,
-            )
-        return True
+def _rows_written(receipts: list[Receipt]) -> int:
+    """Changes and output."""
+    files = [file for one in receipts for file in (one.delta, *one.outboxes.values()) if file is not None]
+    return sum(file.rows for file in files)
 
 
 def _tell_restored(app: str, receipts: list[Receipt]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.log.manifest import Manifest
-from holdfast.runtime.batch import Outbox
+from holdfast.runtime.delivery import Outbox
 from holdfast.sinks.rows import outbox_frame
 
 if TYPE_CHECKING:

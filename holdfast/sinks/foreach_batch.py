@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.log.manifest import Manifest
-from holdfast.runtime.batch import Outbox
+from holdfast.runtime.delivery import Outbox
 from holdfast.sinks.rows import outbox_frame
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from holdfast.log.manifest import Manifest
 from holdfast.plan.schema import arrow_schema
-from holdfast.runtime.batch import Outbox
+from holdfast.runtime.delivery import Outbox
 from holdfast.sinks.rows import as_schema
 
 if TYPE_CHECKING:

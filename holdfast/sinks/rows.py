@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from holdfast.log.files import read_table
 from holdfast.plan.schema import arrow_schema
-from holdfast.runtime.batch import Outbox
+from holdfast.runtime.delivery import Outbox
 from holdfast.sources.arrow import map_in_arrow
 from holdfast.vault import Carried
 

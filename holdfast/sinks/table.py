@@ -25,7 +25,7 @@ from holdfast.failpoints import reach
 from holdfast.log.manifest import Manifest, new_id
 from holdfast.log.storage import Exists, LocalStorage, disk_error, raise_as_storage_error, sync_directory
 from holdfast.plan.sinks import VERSION_COLUMN
-from holdfast.runtime.batch import Outbox
+from holdfast.runtime.delivery import Outbox
 from holdfast.sinks.rows import outbox_frame
 from holdfast.sinks.surely import surely
 

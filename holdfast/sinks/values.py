@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.log.manifest import Manifest
 from holdfast.plan.sinks import decode_values
-from holdfast.runtime.batch import Outbox
+from holdfast.runtime.delivery import Outbox
 
 
 class InspectTarget:

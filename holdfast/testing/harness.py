@@ -19,7 +19,8 @@ from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import ErrorCallback, Program, check_idle_timeout, program_of, watermark_of
 from holdfast.plan.record import Chunk
 from holdfast.plan.sinks import decode_values
-from holdfast.runtime.batch import Driver, Outbox, Proposal
+from holdfast.runtime.batch import Driver, Proposal
+from holdfast.runtime.delivery import Outbox
 from holdfast.runtime.view import StateView
 from holdfast.sources.iterable import IterableSource
 from holdfast.state.codecs import codec_for

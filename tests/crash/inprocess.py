@@ -17,7 +17,8 @@ from holdfast.log.manifest import Chain, Manifest
 from holdfast.log.storage import LocalStorage
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import Program, program_of
-from holdfast.runtime.batch import Driver, Outbox, Proposal
+from holdfast.runtime.batch import Driver, Proposal
+from holdfast.runtime.delivery import Outbox
 from holdfast.runtime.exchange import Mail, Outcome
 from holdfast.runtime.job import Job
 from holdfast.sources.iterable import IterableSource

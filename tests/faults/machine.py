@@ -23,7 +23,8 @@ from holdfast.log.storage import LocalStorage, Storage
 from holdfast.log.verify import Finding, Verification
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import Program, program_of
-from holdfast.runtime.batch import Driver, Outbox, Proposal
+from holdfast.runtime.batch import Driver, Proposal
+from holdfast.runtime.delivery import Outbox
 from holdfast.runtime.job import Job
 from holdfast.runtime.snapshots import Snapshots
 from holdfast.runtime.spark_files import SparkFiles

@@ -13,7 +13,8 @@ from holdfast.kafka.publishing import Route
 from holdfast.log import paths
 from holdfast.log.manifest import Chain, Manifest, SparkBatch
 from holdfast.plan.sinks import decode_values
-from holdfast.runtime.batch import Outbox, Proposal
+from holdfast.runtime.batch import Proposal
+from holdfast.runtime.delivery import Outbox
 from holdfast.sinks.kafka import KafkaPublisher
 from holdfast.testing import Crash
 

@@ -27,6 +27,7 @@ from holdfast.log.manifest import Chain
 from holdfast.plan.sinks import decode_values
 from holdfast.runtime import batch, exchange, processing, task
 from holdfast.runtime.batch import Driver
+from holdfast.runtime.delivery import Delivery, Outbox
 from holdfast.runtime.exchange import LostMailError
 from holdfast.sources.base import Span
 from holdfast.state import documents, timers
@@ -149,14 +150,14 @@ def skip_a_missing_delta(patch: pytest.MonkeyPatch) -> None:
 
 
 def do_not_deliver_at_the_start(patch: pytest.MonkeyPatch) -> None:
-    start, deliver = Driver.start, Driver._deliver
+    start, deliver = Driver.start, Delivery.deliver
 
     def hasty(self: Any) -> Any:
-        patch.setattr(Driver, "_deliver", lambda self, manifest, **options: None)
+        patch.setattr(Delivery, "deliver", lambda self, manifest, **options: None)
         try:
             return start(self)
         finally:
-            patch.setattr(Driver, "_deliver", deliver)
+            patch.setattr(Delivery, "deliver", deliver)
 
     patch.setattr(Driver, "start", hasty)
 
@@ -167,7 +168,7 @@ def deliver_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     def hasty(self: Chain, manifest: Any, **options: Any) -> Any:
         for sink in {sink for part in manifest.partitions for sink in part.outboxes}:
             target = TableTarget(self.storage._world, sink)
-            target.deliver(manifest, batch.Outbox(self, manifest, sink))
+            target.deliver(manifest, Outbox(self, manifest, sink))
         return commit(self, manifest, **options)
 
     patch.setattr(Chain, "commit", hasty)

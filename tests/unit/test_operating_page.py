@@ -18,7 +18,8 @@ from holdfast.log.manifest import Chain, Manifest
 from holdfast.log.storage import LocalStorage
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import program_of
-from holdfast.runtime.batch import Driver, Outbox, Proposal
+from holdfast.runtime.batch import Driver, Proposal
+from holdfast.runtime.delivery import Outbox
 from holdfast.sources.iterable import IterableSource
 from holdfast.state.codecs import JsonCodec
 from holdfast.testing import LocalRunner, MemoryStores
