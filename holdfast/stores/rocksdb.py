@@ -115,16 +115,19 @@ class RocksDBStore:
             Checkpoint(self._db).create_checkpoint(str(directory))
 
     def staging(self) -> Path:
-        directory = self.path.with_name(f"{self.path.name}{STAGING}")
+        directory = self._staging
         with named_errors(directory):
             directory.mkdir(exist_ok=True)
         return directory
 
     def unstage(self) -> None:
-        staged = self.path.with_name(f"{self.path.name}{STAGING}")
-        if staged.exists():
-            with named_errors(staged):
-                shutil.rmtree(staged)
+        if self._staging.exists():
+            with named_errors(self._staging):
+                shutil.rmtree(self._staging)
+
+    @property
+    def _staging(self) -> Path:
+        return self.path.with_name(f"{self.path.name}{STAGING}")
 
     def replace(self, mark: Mark) -> None:
         staged = self.staging()

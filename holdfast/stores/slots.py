@@ -90,7 +90,7 @@ class LocalStores:
 
     def kept(self, instance: str) -> set[int]:
         """The partitions of an instance that have a store on this host, whatever it holds."""
-        return {int(slot.parent.name) for slot in (self.local_dir / instance).glob("[0-9]*/slot-*") if slot.is_dir()}
+        return {int(home.name) for home in (self.local_dir / instance).glob("[0-9]*") if _slots(home)}
 
     def copy(self, instance: str, partition: int, store: Store, name: str) -> None:
         """Keep a copy of an open store as it is. Earlier copies of the partition go."""

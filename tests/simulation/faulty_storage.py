@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import StorageFailed
 from holdfast.log import paths
 from holdfast.log.storage import Exists
-from holdfast.testing import Crash
+from holdfast.testing import Crash, MemoryStorage
 
 if TYPE_CHECKING:
     from world import World
 
 
-class FaultyStorage:
+class FaultyStorage(MemoryStorage):
     """The world's storage as one process sees it. Whatever a call does, the process may not live to hear of it."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self._world = world  # the objects are there
 
     def put(self, name: str, data: bytes) -> None:
         world = self._world
@@ -44,15 +43,6 @@ class FaultyStorage:
         self._before()
         return self._world.storage.get(name)
 
-    def put_file(self, name: str, path: Path) -> None:
-        self.put(name, path.read_bytes())
-
-    def get_file(self, name: str, path: Path) -> None:
-        path.write_bytes(self.get(name))
-
-    def names(self, prefix: str) -> list[str]:
-        return sorted(self.sizes(prefix))
-
     def sizes(self, prefix: str) -> dict[str, int]:
         self._before()
         return self._world.storage.sizes(prefix)
@@ -70,9 +60,6 @@ class FaultyStorage:
     def delete_all(self, names: Sequence[str]) -> None:
         for name in self._world.random.sample(names, len(names)):
             self.delete(name)
-
-    def sweep(self, prefix: str) -> list[int]:
-        return self._world.storage.sweep(prefix)
 
     def _before(self, *, pause: int = 1) -> None:
         world = self._world

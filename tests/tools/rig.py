@@ -9,6 +9,7 @@ from typing import Any
 from holdfast import State
 from holdfast.dataframe import frame_of
 from holdfast.log.manifest import Chain, Manifest
+from holdfast.log.snapshot import Snapshot, newest_snapshot
 from holdfast.log.storage import Storage
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import Program, program_of
@@ -115,3 +116,9 @@ def _program(partitions: int, keys: int, pad: int) -> Program:
     pipeline = Pipeline(IterableSource(records, "key", None))
     frame_of(pipeline).update(count, stateful=True)
     return program_of("counting", pipeline, JsonCodec(), partitions)
+
+
+def newest(rig: Rig) -> Snapshot:
+    found = newest_snapshot(rig.storage)
+    assert found is not None
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import pytest
@@ -389,9 +389,6 @@ def forwarding() -> tuple[Program, Job]:
     class Source:
         kind = name = "test"
         names: tuple[str, ...] = ("test",)
-
-        def joined(self, other: Any) -> NoReturn:
-            raise NotImplementedError
 
     pipeline = Pipeline(Source())
     pipeline.add_sink(pipeline.stages[0].entry, "topic:out", MessageForm("out", as_it_is, as_it_is), None)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harnesses import head_of
 from msgspec.structs import replace
 
 from holdfast import Application, Persistence, State
@@ -51,12 +52,6 @@ def successor(of: Harness, **options: Any) -> Harness:
     other.storage = of.storage
     other.feed(*[("a", 0), ("b", 0)] * 10)
     return other
-
-
-def head_of(harness: Harness) -> Manifest:
-    head = Chain(harness.storage).head()
-    assert head is not None
-    return head
 
 
 def rewrite(harness: Harness, change: Callable[[Manifest], Manifest]) -> None:

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from harnesses import head_of, is_due
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import Application, State, StreamingDataFrame
 from holdfast.errors import FixTheRecord, InvalidPipeline, UnknownOption, UnsupportedKey, UnsupportedValue
-from holdfast.log.manifest import Chain, Manifest
 from holdfast.plan.program import Watermark
 from holdfast.runtime import processing
 from holdfast.state import timers
@@ -44,18 +44,6 @@ def harness(**options: Any) -> Harness:
     return Harness(timing, **{"watermark_delay": 0, **options})
 
 
-def head(of: Harness) -> Manifest:
-    found = Chain(of.storage).head()
-    assert found is not None
-    return found
-
-
-def is_due(of: Harness) -> bool:
-    """Whether a run would make a batch without input now."""
-    assert of._driver is not None
-    return of._driver.is_due()
-
-
 # -- event time ---------------------------------------------------------------------------------------------------------------
 
 
@@ -66,7 +54,7 @@ def test_a_timer_fires_in_the_first_batch_whose_watermark_is_later() -> None:
     h.feed(("b", {"at": None}, 100))
     h.run()
     h.run()
-    assert head(h).watermark_ms == 100
+    assert head_of(h).watermark_ms == 100
     assert h.values == [], "not at the threshold"
     h.feed(("b", {"at": None}, 101))
     h.run()
@@ -82,11 +70,11 @@ def test_the_delay_holds_the_watermark_back() -> None:
     h.feed(("a", {"at": 100}, 125))
     h.run()
     h.run()
-    assert head(h).watermark_ms == 95
+    assert head_of(h).watermark_ms == 95
     h.feed(("b", {"at": None}, 131))
     h.run()
     h.run()
-    assert head(h).watermark_ms == 101
+    assert head_of(h).watermark_ms == 101
     assert h.values == [["a", "t"]]
 
 
@@ -98,8 +86,8 @@ def test_the_watermark_never_goes_back_and_survives_a_restart() -> None:
     h.run()
     h.restart(lose_local=True)
     h.run()
-    assert head(h).watermark_ms == 500
-    assert head(h).event_ms == (500,)
+    assert head_of(h).watermark_ms == 500
+    assert head_of(h).event_ms == (500,)
 
 
 def test_without_input_the_watermark_waits_unless_told_otherwise() -> None:
@@ -108,16 +96,16 @@ def test_without_input_the_watermark_waits_unless_told_otherwise() -> None:
     h.run()
     h.now_ms = 1_000_000
     h.run()
-    assert head(h).watermark_ms == 60
+    assert head_of(h).watermark_ms == 60
     idle = harness(idle_timeout=timedelta(seconds=10))
     idle.feed(("a", {"at": 5_000}, 60))
     idle.run()
     idle.now_ms = 10_000
     idle.run()
-    assert head(idle).watermark_ms == 60
+    assert head_of(idle).watermark_ms == 60
     idle.now_ms = 10_001
     idle.run()
-    assert head(idle).watermark_ms == 10_061
+    assert head_of(idle).watermark_ms == 10_061
     assert idle.values == [["a", "t"]]
 
 
@@ -129,7 +117,7 @@ def test_a_step_may_give_the_event_time() -> None:
     h.feed(("a", {"at": 100, "time": 10}, 5_000))
     h.run()
     h.run()
-    assert head(h).watermark_ms == 10, "the source's time does not count then"
+    assert head_of(h).watermark_ms == 10, "the source's time does not count then"
     h.feed(("b", {"at": None, "time": datetime.fromtimestamp(0.2, UTC)}, 0))
     h.run()
     h.run()
@@ -178,7 +166,7 @@ def test_a_timer_of_the_past_fires_in_the_next_batch() -> None:
     h.feed(("a", {"at": 5, "clock": "processing"}))
     h.run()
     assert h.values == []
-    assert head(h).partitions[0].due_ms == 5
+    assert head_of(h).partitions[0].due_ms == 5
     h.run()
     assert h.values == [["a", "t"]]
 
@@ -219,7 +207,7 @@ def test_a_timer_that_is_set_again_for_the_time_it_had_is_still_due(
     while is_due(h):
         h.run()
     assert h.values == [1, 2, 3]
-    assert head(h).partitions[0].due_ms == 500
+    assert head_of(h).partitions[0].due_ms == 500
 
 
 @pytest.mark.parametrize("is_staged", [False, True])
@@ -327,7 +315,7 @@ def test_a_record_that_fails_leaves_the_timers_of_its_key_as_they_were() -> None
     h.now_ms = 1_000
     h.run()
     assert h.values == [["k", "a"], ["k", "b"]]
-    assert head(h).partitions[0].keys == 0
+    assert head_of(h).partitions[0].keys == 0
 
 
 def test_a_timer_may_drop_or_move_the_one_after_it() -> None:
@@ -392,7 +380,7 @@ def test_timers_are_what_a_plain_list_of_them_would_be(
     for step in steps:
         now += step
         h.now_ms = now
-        threshold = now if clock == "processing" else (head(h).event_ms or (0,))[0] if h.storage.objects else 0
+        threshold = now if clock == "processing" else (head_of(h).event_ms or (0,))[0] if h.storage.objects else 0
         for key, due in waiting[:4]:
             h.feed((key, {"at": due, "clock": clock}, now))
             if due is None:
@@ -435,7 +423,7 @@ def test_what_a_failing_timer_changed_is_undone_and_it_may_be_skipped() -> None:
     skipping.now_ms = 5
     skipping.run()
     skipping.run()
-    assert head(skipping).partitions[0].due_ms is None, "a timer that was skipped does not come again"
+    assert head_of(skipping).partitions[0].due_ms is None, "a timer that was skipped does not come again"
     assert dict(skipping.state().items()) == {}
 
 
@@ -558,14 +546,14 @@ def test_a_value_that_has_ended_is_removed_by_itself(clock: str) -> None:
     h = Harness(lambda sdf: sdf.apply(with_an_end, stateful=True), watermark_delay=0)
     h.feed(("a", {"ttl": 50, "clock": clock}, 1), ("b", {}, 1))
     h.run()
-    assert head(h).partitions[0].keys == 1
+    assert head_of(h).partitions[0].keys == 1
     h.now_ms = 200
     h.feed(("c", {}, 200))
     h.run()
     h.run()
     assert h.state().get("a") is None
-    assert head(h).partitions[0].keys == 0
-    assert (head(h).partitions[0].due_ms, head(h).partitions[0].event_due_ms) == (None, None)
+    assert head_of(h).partitions[0].keys == 0
+    assert (head_of(h).partitions[0].due_ms, head_of(h).partitions[0].event_due_ms) == (None, None)
 
 
 def test_the_index_is_empty_when_nothing_is_due_any_more() -> None:
@@ -600,7 +588,7 @@ def test_what_is_not_due_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
     h.run()
     assert h.values == []
     assert len(looked) <= 4
-    assert head(h).partitions[0].due_ms == 10_000
+    assert head_of(h).partitions[0].due_ms == 10_000
 
 
 def test_times_are_in_order_also_before_1970() -> None:
@@ -618,7 +606,7 @@ def test_an_early_answer_is_good_enough_among_many_changes(monkeypatch: pytest.M
     h.run()
     h.feed(*((f"k{n}", {"at": 1000 + n, "clock": "processing"}) for n in range(50)))
     h.run()
-    due = head(h).partitions[0].due_ms
+    due = head_of(h).partitions[0].due_ms
     assert due is not None and due <= 1000
     h.now_ms = 999
     h.run()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
+from harnesses import head_of, is_due
 from msgspec.structs import replace
 
 from holdfast import State, StreamingDataFrame
 from holdfast.dataframe import frame_of
 from holdfast.errors import BrokerAway, UnsupportedValue
 from holdfast.kafka.topics import Topic
-from holdfast.log.manifest import Chain, Manifest, ManifestId, new_id
+from holdfast.log.manifest import Chain, ManifestId, new_id
 from holdfast.plan.pipeline import Pipeline
 from holdfast.plan.program import ErrorCallback, Program, program_of, watermark_of
 from holdfast.plan.record import Chunk
@@ -46,17 +47,6 @@ def impatient(**options: Any) -> Harness:
     return Harness(sessions, **{"watermark_delay": 0, "idle_timeout": "10 seconds", **options})
 
 
-def head(of: Harness) -> Manifest:
-    found = Chain(of.storage).head()
-    assert found is not None
-    return found
-
-
-def is_due(of: Harness) -> bool:
-    assert of._driver is not None
-    return of._driver.is_due()
-
-
 def test_a_program_without_a_watermark_leaves_it_where_it_was() -> None:
     h = Harness(lambda sdf: sdf.apply(str), watermark_delay=0)
     h.feed(("a", 1, 500))
@@ -68,7 +58,7 @@ def test_a_program_without_a_watermark_leaves_it_where_it_was() -> None:
         h.restart()
         h.feed(("a", 1, 100))
         h.run()
-        assert head(h).watermark_ms == 500
+        assert head_of(h).watermark_ms == 500
 
 
 # -- a source is silent ---------------------------------------------------------------------------------------------------------
@@ -84,7 +74,7 @@ def test_what_came_while_nothing_ran_is_not_passed_over() -> None:
     h.run()
     h.feed(("a", 1, 20_000))
     h.run()
-    assert head(h).watermark_ms == 10_000
+    assert head_of(h).watermark_ms == 10_000
     assert h.values == []
 
 
@@ -94,7 +84,7 @@ def test_batches_that_are_far_apart_do_not_make_a_source_idle() -> None:
         h.now_ms = 30_000 * n
         h.feed(("a", 1, 1_000 * n))
         h.run()
-    assert head(h).watermark_ms == 3_000, "the latest event time before the batch"
+    assert head_of(h).watermark_ms == 3_000, "the latest event time before the batch"
 
 
 def test_a_long_batch_is_no_silence() -> None:
@@ -108,10 +98,10 @@ def test_a_long_batch_is_no_silence() -> None:
     h.now_ms = 40_000
     assert not is_due(h)
     h.run()
-    assert head(h).watermark_ms == 100
+    assert head_of(h).watermark_ms == 100
     h.now_ms = 40_001
     h.run()
-    assert head(h).watermark_ms == 10_101
+    assert head_of(h).watermark_ms == 10_101
 
 
 def test_a_silence_begins_with_the_run_at_the_earliest() -> None:
@@ -122,11 +112,11 @@ def test_a_silence_begins_with_the_run_at_the_earliest() -> None:
     h.restart()
     assert not is_due(h)
     h.run()
-    assert head(h).watermark_ms == 0
+    assert head_of(h).watermark_ms == 0
     h.now_ms += GAP + 1
     assert is_due(h)
     h.run()
-    assert head(h).watermark_ms == GAP + 1
+    assert head_of(h).watermark_ms == GAP + 1
     assert h.values == ["a"]
 
 
@@ -136,16 +126,16 @@ def test_after_a_restart_an_idle_source_goes_on_from_where_the_watermark_stood()
     h.run()
     h.now_ms = 50_000
     h.run()
-    assert head(h).watermark_ms == 50_100
+    assert head_of(h).watermark_ms == 50_100
     h.now_ms = 70_000
     h.restart()
     h.run()
     h.now_ms += 10_000
     h.run()
-    assert head(h).watermark_ms == 50_100
+    assert head_of(h).watermark_ms == 50_100
     h.now_ms += 1
     h.run()
-    assert head(h).watermark_ms == 60_101
+    assert head_of(h).watermark_ms == 60_101
 
 
 def test_records_after_a_silence_count_again() -> None:
@@ -154,15 +144,15 @@ def test_records_after_a_silence_count_again() -> None:
     h.run()
     h.now_ms = 20_000
     h.run()
-    assert head(h).watermark_ms == 20_100
+    assert head_of(h).watermark_ms == 20_100
     h.feed(("a", 1, 15_000), ("a", 1, 20_200))
     h.run()
     h.now_ms = 30_000
     h.run()
-    assert head(h).watermark_ms == 20_200, "the silence has only begun"
+    assert head_of(h).watermark_ms == 20_200, "the silence has only begun"
     h.now_ms = 30_001
     h.run()
-    assert head(h).watermark_ms == 30_201
+    assert head_of(h).watermark_ms == 30_201
 
 
 def test_is_due_says_what_a_batch_without_input_would_do() -> None:
@@ -198,10 +188,10 @@ def test_a_record_that_is_skipped_does_not_move_the_watermark() -> None:
     h = Harness(lambda sdf: sdf.apply(refuse), watermark_delay=0, on_processing_error=skip)
     h.feed(("a", "good", 100), ("a", "bad", 10**13), ("a", "good", 200))
     h.run()
-    assert head(h).event_ms == (200,)
+    assert head_of(h).event_ms == (200,)
     h.feed(("a", "bad", 10**13))
     h.run()
-    assert head(h).event_ms == (200,)
+    assert head_of(h).event_ms == (200,)
 
 
 def test_a_time_that_a_step_gave_to_a_record_that_is_skipped_later_does_not_count() -> None:
@@ -212,7 +202,7 @@ def test_a_time_that_a_step_gave_to_a_record_that_is_skipped_later_does_not_coun
     h.feed(("a", 100), ("a", "bad"), ("a", 50))
     h.run()
     h.run()
-    assert head(h).watermark_ms == 100
+    assert head_of(h).watermark_ms == 100
 
 
 def test_of_several_times_that_steps_give_to_a_record_the_latest_counts() -> None:
@@ -223,7 +213,7 @@ def test_of_several_times_that_steps_give_to_a_record_the_latest_counts() -> Non
     h = Harness(build, watermark_delay=0)
     h.feed(("a", 100))
     h.run()
-    assert head(h).event_ms == (100,)
+    assert head_of(h).event_ms == (100,)
 
 
 def test_a_record_that_could_not_be_made_does_not_move_the_watermark() -> None:
@@ -268,7 +258,7 @@ def test_a_time_that_does_not_fit_is_an_error_of_its_record(time: int) -> None:
     h.feed(("a", time), ("a", 2**63 - 1), ("a", 5))
     h.run()
     assert h.values == [2**63 - 1, 5]
-    assert head(h).event_ms == (2**63 - 1,)
+    assert head_of(h).event_ms == (2**63 - 1,)
 
 
 # -- a source that Spark reads --------------------------------------------------------------------------------------------------
@@ -280,9 +270,6 @@ class Rows:
     kind = "spark"
     name = "rows"
     names: tuple[str, ...] = ("rows",)
-
-    def joined(self, other: Any) -> NoReturn:
-        raise NotImplementedError
 
 
 class RowsRunner:
