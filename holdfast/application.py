@@ -147,41 +147,25 @@ class Application:
         if unknown:
             known = [option for option in Application.__init__.__annotations__ if option not in ("return", "unknown")]
             raise options.unknown("Application()", next(iter(unknown)), known)
-        if partitions is not None:
-            options.positive("partitions", partitions)
-        options.positive("max_batch_rows", max_batch_rows)
-        options.amount("commit_interval", commit_interval, "a number of seconds")
-        for what, callback in (
-            ("on_processing_error=", on_processing_error),
-            ("on_consumer_error=", on_consumer_error),
-        ):
-            if callback is not None:
-                check_function(what, callback, ["exception", "record", "logger"])
-        if name is not None and consumer_group is not None and name != consumer_group:
-            raise UnknownOption(
-                f"name={name!r} and consumer_group={consumer_group!r} are two words for one thing: give one"
-            )
-        if persistence is not None:
-            options.instance("persistence", persistence, Persistence)
-        if rocksdb_options is not None:
-            options.instance("rocksdb_options", rocksdb_options, RocksDBOptions)
-        given = name if name is not None else consumer_group
-        self.name = paths.checked_name("application", "holdfast" if given is None else given)
+        self.name = _one_name(name, consumer_group)
         home = Path(state_dir).absolute() / self.name
-        self._persistence = place = persistence or Persistence(home / "checkpoint")
+        place = options.instance("persistence", persistence, Persistence) or Persistence(home / "checkpoint")
         if not place.is_lasting and place.directory is not None:
             home = place.directory / self.name
+        self._persistence = place
         self._storage = place.storage
         self._run_directory = place.directory or home / "run"
         self._local = home / "local"
         self._warehouse = home / "tables"
         self._chain = Chain(self._storage)
-        self._partitions = partitions
-        self._max_batch_rows = max_batch_rows
-        self._codec: Codec = codec_for(rocksdb_options or RocksDBOptions())
-        self._on_error = on_processing_error
-        self._on_consumer_error = on_consumer_error
-        self._interval = float(commit_interval)
+        self._partitions = None if partitions is None else options.positive("partitions", partitions)
+        self._max_batch_rows = options.positive("max_batch_rows", max_batch_rows)
+        self._codec: Codec = codec_for(
+            options.instance("rocksdb_options", rocksdb_options, RocksDBOptions) or RocksDBOptions()
+        )
+        self._on_error = _callback("on_processing_error=", on_processing_error)
+        self._on_consumer_error = _callback("on_consumer_error=", on_consumer_error)
+        self._interval = options.amount("commit_interval", commit_interval, "a number of seconds")
         self._idle = idle_timeout
         self._watermark = watermark_of(watermark_delay, idle_timeout)
         self._link = _link(
@@ -541,6 +525,21 @@ class Application:
     @property
     def _run_lock(self) -> Path:
         return self._run_directory / "run.lock"
+
+
+def _one_name(name: str | None, consumer_group: str | None) -> str:
+    if name is not None and consumer_group is not None and name != consumer_group:
+        raise UnknownOption(
+            f"name={name!r} and consumer_group={consumer_group!r} are two words for one thing: give one"
+        )
+    given = name if name is not None else consumer_group
+    return paths.checked_name("application", "holdfast" if given is None else given)
+
+
+def _callback(option: str, given: ErrorCallback | None) -> ErrorCallback | None:
+    if given is not None:
+        check_function(option, given, ["exception", "record", "logger"])
+    return given
 
 
 def _link(

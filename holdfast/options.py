@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.errors import UnknownOption
 
+T = TypeVar("T")
 
-def positive(option: str, given: Any) -> None:
+
+def positive(option: str, given: Any) -> int:
     """A whole number of things."""
     if type(given) is not int or given < 1:
         raise UnknownOption(f"{option}={given!r}: it is a positive number")
+    return given
 
 
-def amount(option: str, given: Any, what: str) -> None:
+def amount(option: str, given: Any, what: str) -> float:
     """A number, also 0 or a fraction."""
     if isinstance(given, bool) or not isinstance(given, int | float) or given < 0:
         raise UnknownOption(f"{option}={given!r}: it is {what}")
+    return float(given)
 
 
 def one_of(option: str, given: Any, *allowed: str) -> Any:
@@ -27,9 +31,11 @@ def one_of(option: str, given: Any, *allowed: str) -> Any:
     return given
 
 
-def instance(option: str, given: Any, kind: type) -> None:
-    if not isinstance(given, kind):
+def instance(option: str, given: Any, kind: type[T]) -> T | None:
+    """One of ours; None: it is not given."""
+    if given is not None and not isinstance(given, kind):
         raise UnknownOption(f"{option} is a holdfast.{kind.__name__}")
+    return given
 
 
 def unknown(of: str, name: str, options: Iterable[str]) -> UnknownOption:
