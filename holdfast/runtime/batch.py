@@ -257,7 +257,7 @@ class Driver:
 
     # -- 2 and 3: the job --------------------------------------------------------------------------------------
 
-    def _plan(self, proposal: Proposal, version: int, silent: Collection[int] | None = None) -> Job:
+    def _plan(self, proposal: Proposal, version: int, silent: Collection[int] | None) -> Job:
         head = self.head
         time_ms = self._now()
         return Job(

@@ -71,8 +71,8 @@ def trust_a_foreign_local_store(patch: pytest.MonkeyPatch) -> None:
 def take_sparks_start_offset(patch: pytest.MonkeyPatch) -> None:
     plan = Driver._plan
 
-    def trusting(self: Any, proposal: Any, version: int) -> Any:
-        job = plan(self, proposal, version)
+    def trusting(self: Any, proposal: Any, *rest: Any) -> Any:
+        job = plan(self, proposal, *rest)
         if job.span is None or proposal.spark is None:
             return job
         start = int(proposal.spark.offsets.split("-")[0])
