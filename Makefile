@@ -6,8 +6,9 @@
 
 PYTHON = .venv/bin/python
 PYTEST = $(PYTHON) -m pytest
+SUITES = @$(MAKE) --no-print-directory --output-sync=target
 
-.PHONY: demo demo-kafka test lint fast slow soak bench clean
+.PHONY: demo demo-kafka test lint servers unit simulation integration crash cluster faults objects kafka soak bench clean
 
 demo: .venv/base
 	@$(PYTHON) examples/demo.py
@@ -16,26 +17,46 @@ demo-kafka: .venv/kafka
 	@scripts/maven
 	@$(PYTHON) tests/kafka/broker.py examples/kafka_totals.py
 
-test: lint fast slow
+# Those that leave a core idle run beside each other.
+test: .venv/dev
+	$(SUITES) -j 2 servers lint unit
+	$(SUITES) simulation integration crash
+	$(SUITES) -j 3 cluster faults objects
+	$(SUITES) kafka
 
 lint: .venv/dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-fast: .venv/dev
-	$(PYTEST) --doctest-modules holdfast tests/unit
+# What object stores and Kafka are tested with.
+servers: .venv/dev
 	@scripts/versitygw
+	@scripts/maven
+	@$(PYTHON) tests/kafka/broker.py fetch
+
+unit: .venv/dev
+	$(PYTEST) --doctest-modules holdfast tests/unit
+
+simulation: servers
 	$(PYTEST) -n 2 --dist worksteal tests/simulation tests/contract
 
-slow: .venv/dev
+integration: .venv/dev
 	$(PYTEST) -n 3 --dist loadfile tests/integration
-	$(PYTEST) tests/cluster
+
+crash: .venv/dev
 	$(PYTEST) -n 3 --dist worksteal tests/crash
-	$(PYTEST) -n 3 --dist worksteal tests/faults
-	@scripts/versitygw
-	$(PYTEST) -n 3 --dist worksteal tests/objects
-	@scripts/maven
+
+cluster: .venv/dev
+	$(PYTEST) tests/cluster
+
+faults: .venv/dev
+	$(PYTEST) -n 2 --dist worksteal tests/faults
+
+objects: servers
+	$(PYTEST) -n 2 --dist worksteal tests/objects
+
+kafka: servers
 	$(PYTEST) -n 3 --dist loadfile tests/kafka --ignore=tests/kafka/crash
 	$(PYTEST) -n 3 --dist worksteal tests/kafka/crash
 

@@ -83,7 +83,14 @@ class ClassArchive:
         """Make the archive and wait for it, unless it exists."""
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            subprocess.run(self._maker(), check=True, stdin=subprocess.DEVNULL)
+            with tempfile.TemporaryFile(
+                "w+"
+            ) as said:  # a JVM that ends in mid-work has things to say that mean nothing
+                made = subprocess.run(self._maker(), check=False, stdin=subprocess.DEVNULL, stderr=said)
+                if made.returncode:
+                    said.seek(0)
+                    sys.stderr.write(said.read())
+                    made.check_returncode()
 
     def _maker(self) -> list[str]:
         return [sys.executable, "-c", _MAKE, str(self.path), "only-plans" if self._only_plans else ""]

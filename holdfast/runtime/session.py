@@ -191,6 +191,7 @@ def settings_for(app_name: str, master: str, ui: bool, warehouse: Path) -> dict[
         settings |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
+            "spark.python.daemon.module": "holdfast.runtime.daemon",
             "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
         }
     return settings

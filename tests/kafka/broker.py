@@ -4,6 +4,7 @@ One process that is broker and controller (KRaft). It keeps its ports for life a
 so `start` after `kill` is the same broker, and a clean one is a new directory.
 
     python tests/kafka/broker.py <program> [arguments]    runs a Python program with BROKER_ADDRESS in its environment
+    python tests/kafka/broker.py fetch                    only brings what it needs
 
 The jars come by Maven (pom.xml beside this file) into build/broker, once.
 
@@ -350,8 +351,11 @@ def say(line: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     """The exit code of the program."""
     if not arguments:
-        say("usage: python tests/kafka/broker.py <program> [arguments]")
+        say("usage: python tests/kafka/broker.py fetch | <program> [arguments]")
         return 2
+    if arguments == ["fetch"]:
+        fetch()
+        return 0
     with tempfile.TemporaryDirectory() as directory, Broker(Path(directory)) as broker:
         say(f"a broker listens on {broker.address}")
         code = subprocess.call([sys.executable, *arguments], env=os.environ | {"BROKER_ADDRESS": broker.address})

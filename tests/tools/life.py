@@ -68,7 +68,7 @@ class Life:
         while not condition():
             assert self.is_alive(), f"life {self.number} ended too early ({self.process.returncode}):\n{self.said()}"
             assert time.monotonic() < limit, f"life {self.number} waited in vain:\n{self.said()}"
-            time.sleep(0.005)
+            time.sleep(0.02)
 
     def wait_for_commits(self, count: int = 1) -> None:
         """Until this life has seen `count` commits that were not there when it began."""
