@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from life import Life, run_to_end
-from program import BATCH
+from life import Life
 from truth import check_exact, taken
 
 
@@ -18,9 +17,6 @@ def test_a_signal_ends_the_run_after_the_batch_in_flight_and_without_a_word(tmp_
             assert life.end() == 0, life.said()
             assert not life.said(), life.said()
         check_exact(tmp_path, taken(tmp_path))  # all that was committed is delivered too
-    count = taken(tmp_path) + 2 * BATCH
-    run_to_end(tmp_path, "--orders", count)
-    check_exact(tmp_path, count)
 
 
 def test_a_signal_while_spark_starts_ends_the_run_before_it_has_begun(tmp_path: Path) -> None:
