@@ -7,15 +7,34 @@ milliseconds instead of half a second, and is not looked through for garbage aft
 from __future__ import annotations
 
 import gc
+import sys
+import traceback
+from typing import Any
 
+import pyspark.daemon
 import pyspark.worker
-from pyspark.daemon import manager
 
 import holdfast.runtime.anchor
 import holdfast.stores.slots
 
 __all__ = ["holdfast", "pyspark"]
 
-if __name__ == "__main__":
+
+class _Traceback:
+    """In place of the module: a worker whose query was stopped says that its pipe is broken, and that means nothing."""
+
+    @staticmethod
+    def print_exc() -> None:
+        if not isinstance(sys.exception(), BrokenPipeError):
+            traceback.print_exc()
+
+
+def main() -> None:
+    daemon: Any = pyspark.daemon
+    daemon.traceback = _Traceback
     gc.freeze()
-    manager()
+    daemon.manager()
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,6 @@ import marshal
 import pickle
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -51,91 +50,139 @@ class Sending(Protocol):
 def sender(posts: Sequence[Post], current: Sending) -> Callable[[Any, Any], None]:
     """What sends a key and a value to that one of `posts` that owns the key. This is the hot path.
 
-    A value is kept as it is now: what a function does to it later changes nothing of what was sent. Dicts of plain values,
-    which most are, are kept as the tuple of their values: if all have the same fields, they travel as columns.
+    A value is kept as it is now: what a function does to it later changes nothing of what was sent.
     """
-    puts = [post.flat.extend for post in posts]
     partitions = len(posts)
 
     def send(key: Any, value: Any) -> None:
         route = b"s" + key.encode() if type(key) is str and key.isascii() else encode_key(key)
-        fields = None
+        post = posts[crc32(route) % partitions]  # as `partition_of`
         if type(value) is dict:
-            content = tuple(value.values())
-            if IMMUTABLE.issuperset(map(type, content)):
-                fields, value = tuple(value), content
-            else:
+            content = value.values()
+            if not IMMUTABLE.issuperset(map(type, content)):
                 value = _pickled(value)
+            elif tuple(value) == post.fields and _TEXT.issuperset(map(type, value)):
+                post.extend((key, *content, current.timestamp, current.index))
+                return
         elif type(value) not in IMMUTABLE:
             value = _pickled(value)
-        puts[crc32(route) % partitions]((key, fields, value, current.timestamp, current.index))  # as `partition_of`
+        post.put(key, value, current.timestamp, current.index)
 
     return send
 
 
 class Post:
-    """What some records have sent to one partition."""
+    """What some records have sent to one partition.
 
-    _WIDTH = 5
+    Of every record the key, the value, the timestamp and the index of the one that sent it, all in one list: columns are slices
+    of it, which costs half of what a list of tuples does. As long as all values are dicts of plain values under the same
+    names (`fields`), these lie there one by one in place of the dict, and travel as columns.
+    """
+
+    __slots__ = ("extend", "fields", "flat")
 
     def __init__(self) -> None:
         self.flat: list[Any] = []
-        """Of every record its key, the fields of its value if that is a plain dict, the value, the timestamp and the index of
-        the one that sent it. All in one list: columns are slices of it, which costs half of what a list of tuples does."""
+        self.extend = self.flat.extend
+        self.fields: tuple[str, ...] | None = None
+
+    def put(self, key: Any, value: Any, timestamp: int, index: int) -> None:
+        """Any value that `sender` lets through."""
+        if type(value) is dict:
+            if value and not self.flat and _TEXT.issuperset(map(type, value)):
+                self.fields = tuple(value)
+                self.extend((key, *value.values(), timestamp, index))
+                return
+            # Packed if marshal would refuse its keys, or make bytes of them.
+            value = value.copy() if IMMUTABLE.issuperset(map(type, value)) else _pickled(value)
+        self._loosen()
+        self.extend((key, value, timestamp, index))
 
     def take_back(self, index: int) -> None:
         """What the last record has sent, if it is the one of this index."""
         while self.flat and self.flat[-1] == index:
-            del self.flat[-self._WIDTH :]
+            del self.flat[-self._width :]
 
-    def letters(self, chunk: Chunk | None, partition: int, *, keeps_raw: bool) -> Letters:
-        """All of it. `chunk` is where the records come from; None: from timers and the like, of this partition."""
-        keys, fields, values, timestamps, indices = (self.flat[start :: self._WIDTH] for start in range(self._WIDTH))
-        self.flat.clear()
-        count = len(indices)
-        letters = Letters(keys=keys, timestamps=timestamps)
-        first = fields[0]
-        if first and fields.count(first) == count and _TEXT.issuperset(map(type, chain.from_iterable(fields))):
-            letters.fields = first
-            letters.values = list(map(list, zip(*values, strict=True)))
-        else:
-            letters.values = [
-                value if names is None else _put_together(names, value)
-                for names, value in zip(fields, values, strict=True)
-            ]
-        if chunk is None:
-            letters.partitions, letters.positions = [partition] * count, [_NO_POSITION] * count
-            return letters
+    def sealed(self, chunk: Chunk | None, partition: int, *, keeps_raw: bool) -> bytes:
+        """All of it, for `Letters.opened`; the post is empty then. `chunk` is where the records come from; None: from timers and
+        the like, of this partition.
+
+        At once, and not when it is sent: what has become bytes leaves its memory to the next records, while the cache has it.
+        """
+        keys, *columns, timestamps, indices = self._columns()
+        fields, packed = self.fields, []
+        values: list[Any] = columns
+        if fields is None:
+            (values,) = columns
+            packed = [place for place, value in enumerate(values) if type(value) is _Packed]
+            for place in packed:
+                values[place] = values[place].data
 
         def of_senders(column: Sequence[Any]) -> list[Any]:
-            return [column[index] for index in indices]
+            return list(map(column.__getitem__, indices))
 
-        letters.positions = of_senders(chunk.positions)
-        letters.partitions = [partition] * count if chunk.partitions is None else of_senders(chunk.partitions)
-        if chunk.headers is not None:
-            letters.headers = of_senders(chunk.headers)
-        if chunk.raw is not None and keeps_raw:
-            letters.raw = [(one.key(), one.value()) for one in of_senders(chunk.raw)]
-        return letters
+        partitions: int | bytes = partition
+        headers = raw = None
+        if chunk is None:
+            positions = [_NO_POSITION] * len(keys)
+        else:
+            positions = of_senders(chunk.positions)
+            if chunk.partitions is not None:
+                partitions = _numbers(of_senders(chunk.partitions))
+            if chunk.headers is not None:
+                headers = of_senders(chunk.headers)
+            if chunk.raw is not None and keeps_raw:
+                raw = [(one.key(), one.value()) for one in of_senders(chunk.raw)]
+        everything = (keys, values, fields, packed, _numbers(timestamps), partitions, _numbers(positions), headers, raw)
+        return marshal.dumps(everything, _WITHOUT_REFERENCES)
+
+    @property
+    def _width(self) -> int:
+        return 4 if self.fields is None else 3 + len(self.fields)
+
+    def _columns(self) -> list[list[Any]]:
+        width = self._width
+        columns = [self.flat[start::width] for start in range(width)]
+        self.flat.clear()
+        return columns
+
+    def _loosen(self) -> None:
+        """From now on the list holds values as they are."""
+        if self.fields is None:
+            return
+        keys, *values, timestamps, indices = self._columns()
+        again = dicts(dict(zip(self.fields, values, strict=True)), len(keys))
+        self.fields = None
+        for record in zip(keys, again, timestamps, indices, strict=True):
+            self.extend(record)
 
 
 class Letters(msgspec.Struct):
-    """Records on their way to one partition, column by column, in their order.
+    """Records that have arrived, column by column, in their order.
 
     They travel as one piece, which costs a third of what they cost one by one.
     """
 
-    keys: list[Any] = []
-    values: list[Any] = []
-    """With `fields`, on the way, a list for each of them; else the values, some of them packed. On arrival the values."""
-    fields: tuple[str, ...] | None = None
-    timestamps: list[int] = []
-    headers: list[Headers | None] | None = None
-    partitions: list[int] = []
+    keys: list[Any]
+    values: list[Any]
+    timestamps: list[int]
+    headers: list[Headers | None] | None
+    partitions: list[int]
     """Of the source."""
-    positions: list[int] = []
-    raw: list[tuple[bytes | None, bytes | None]] | None = None
+    positions: list[int]
+    raw: list[tuple[bytes | None, bytes | None]] | None
     """As the records came, where failed ones are kept."""
+
+    @classmethod
+    def opened(cls, data: bytes) -> Letters:
+        keys, values, fields, packed, timestamps, partitions, positions, headers, raw = marshal.loads(data)
+        if fields is not None:
+            values = dicts(dict(zip(fields, values, strict=True)), len(keys))
+        for place in packed:
+            values[place] = pickle.loads(values[place])
+        senders = [partitions] * len(keys) if type(partitions) is int else array("q", partitions).tolist()
+        times, places = array("q", timestamps).tolist(), array("q", positions).tolist()
+        return cls(keys, values, times, headers, senders, places, raw)
 
     def chunks(self, *, is_quiet: bool, origin: int) -> Iterator[Chunk]:
         for start in range(0, len(self.keys), CHUNK):
@@ -152,24 +199,9 @@ class Letters(msgspec.Struct):
                 origin=origin,
             )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        values = self.values
-        packed = [] if self.fields else [index for index, value in enumerate(values) if type(value) is _Packed]
-        if packed:
-            values = [value.data if type(value) is _Packed else value for value in values]
-        numbers = [array("q", column).tobytes() for column in (self.timestamps, self.partitions, self.positions)]
-        everything = (self.keys, values, self.fields, packed, numbers, self.headers, self.raw)
-        return _arrived, (marshal.dumps(everything, _WITHOUT_REFERENCES),)
 
-
-def _arrived(data: bytes) -> Letters:
-    keys, values, fields, packed, numbers, headers, raw = marshal.loads(data)
-    if fields is not None:
-        values = dicts(dict(zip(fields, values, strict=True)), len(keys))
-    for index in packed:
-        values[index] = pickle.loads(values[index])
-    timestamps, partitions, positions = (array("q", column).tolist() for column in numbers)
-    return Letters(keys, values, None, timestamps, headers, partitions, positions, raw)
+def _numbers(column: list[int]) -> bytes:
+    return array("q", column).tobytes()
 
 
 def in_order(several: Iterable[Letters]) -> Letters:
@@ -205,12 +237,6 @@ class _Packed:
         self.data = data
 
 
-def _put_together(names: tuple[Any, ...], content: tuple[Any, ...]) -> dict[Any, Any] | _Packed:
-    """A dict of plain values again; packed if marshal would refuse its keys, or make bytes of them."""
-    value = dict(zip(names, content, strict=True))
-    return value if IMMUTABLE.issuperset(map(type, names)) else _pickled(value)
-
-
 def _pickled(value: Any) -> _Packed:
     try:
         return _Packed(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
@@ -227,7 +253,11 @@ class Parcel(msgspec.Struct, frozen=True):
     is_quiet: bool
     origin: int
     """The source that the records come from."""
-    letters: Letters
+    letters: bytes
+    """What `Post.sealed` made; see `opened`."""
+
+    def opened(self) -> Letters:
+        return Letters.opened(self.letters)
 
 
 class Waybill(msgspec.Struct, frozen=True):
@@ -269,10 +299,10 @@ class Inbox:
 
     def __iter__(self) -> Iterator[Chunk]:
         if self._in_order:
-            yield from in_order(parcel.letters for parcel in self._parcels()).chunks(is_quiet=False, origin=0)
+            yield from in_order(parcel.opened() for parcel in self._parcels()).chunks(is_quiet=False, origin=0)
             return
         for parcel in self._parcels():
-            yield from parcel.letters.chunks(is_quiet=parcel.is_quiet, origin=parcel.origin)
+            yield from parcel.opened().chunks(is_quiet=parcel.is_quiet, origin=parcel.origin)
 
     def _parcels(self) -> Iterator[Parcel]:
         """Those of one sender in the order in which they were sent."""

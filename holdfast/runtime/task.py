@@ -100,6 +100,7 @@ def run_task(
                     receipt = processing.receipt(storage, getattr(chunks, "end", None), copied=copied)  # c, d
                     if restored is not None:
                         receipt = msgspec.structs.replace(receipt, restored=restored)
+                processing.release()
             except DamagedStore:
                 store.wipe()
                 raise

@@ -352,6 +352,10 @@ class Documents:
         held = scratch.mark()
         scratch.apply(entries, held, Mark(held.version + 1, "spilled"))
         self._scratch = scratch
+        self.forget()
+
+    def forget(self) -> None:
+        """All that was read and changed."""
         self.states.clear()
         self.changed.clear()
         self._stored.clear()

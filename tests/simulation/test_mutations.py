@@ -236,7 +236,7 @@ def take_parcels_as_they_come(patch: pytest.MonkeyPatch) -> None:
     def as_they_come(self: Any) -> Any:
         mail = list(self._mail)
         for parcel in (item for item in mail if isinstance(item, exchange.Parcel)):
-            yield from parcel.letters.chunks(is_quiet=parcel.is_quiet, origin=parcel.origin)
+            yield from parcel.opened().chunks(is_quiet=parcel.is_quiet, origin=parcel.origin)
         self._check(
             [item for item in mail if isinstance(item, exchange.Waybill)],
             Counter((item.sender, item.attempt) for item in mail if isinstance(item, exchange.Parcel)),

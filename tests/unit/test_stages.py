@@ -306,13 +306,13 @@ def test_a_mistake_is_reported_by_the_call_that_makes_it(build: Callable[[Any], 
 # -- what travels between stages ----------------------------------------------------------------------------------------
 
 
-def letters_of(*values: Any, position: int = 0) -> Letters:
+def letters_of(*values: Any, position: int = 0) -> bytes:
     post = Post()
     record = SimpleNamespace(timestamp=0, index=0)
     send = sender([post], record)
     for record.index, value in enumerate(values):
         send(1, value)
-    return post.letters(Chunk([], [], None, [position] * len(values)), 0, keeps_raw=False)
+    return post.sealed(Chunk([], [], None, [position] * len(values)), 0, keeps_raw=False)
 
 
 class Colour(enum.IntEnum):
@@ -342,7 +342,7 @@ def test_values_arrive_as_they_were_when_they_were_sent(chosen: list[int]) -> No
     kinds[0]["a"] = 5
     expected = [repr(kind) for kind in kinds]
     expected[0], expected[1], expected[4] = expected[0].replace("5", "1", 1), "[1, [2]]", "{'deep': {'x': [1]}}"
-    (chunk,) = pickle.loads(pickle.dumps(letters)).chunks(is_quiet=False, origin=0)
+    (chunk,) = Letters.opened(letters).chunks(is_quiet=False, origin=0)
     assert [repr(value) for value in chunk.values] == [expected[index] for index in chosen]
     assert [type(value) for value in chunk.values] == [type(kinds[index]) for index in chosen]
 
@@ -364,7 +364,7 @@ class Id(bytes):
     ],
 )  # fmt: skip
 def test_keys_of_dicts_arrive_as_they_are(sent: list[Any]) -> None:
-    (chunk,) = pickle.loads(pickle.dumps(letters_of(*sent))).chunks(is_quiet=False, origin=0)
+    (chunk,) = Letters.opened(letters_of(*sent)).chunks(is_quiet=False, origin=0)
     assert chunk.values == sent
     kinds = [[type(key) for key in value] if type(value) is dict else None for value in sent]
     assert [[type(key) for key in value] if type(value) is dict else None for value in chunk.values] == kinds
@@ -377,7 +377,7 @@ class Token(bytes):
 def test_keys_of_dicts_may_be_of_classes_that_look_like_bytes_from_outside() -> None:
     sent = [{Token(b"3"): 1}, {b"3": 2}, {"a": 3}]
     for some in (sent, sent[:1], sent[1:], sent[:0:-1]):
-        (chunk,) = pickle.loads(pickle.dumps(letters_of(*some))).chunks(is_quiet=False, origin=0)
+        (chunk,) = Letters.opened(letters_of(*some)).chunks(is_quiet=False, origin=0)
         assert chunk.values == some
         assert [[type(key) for key in value] for value in chunk.values] == [
             [type(key) for key in value] for value in some
