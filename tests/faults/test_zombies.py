@@ -66,7 +66,7 @@ def next_job(driver: Driver) -> Job:
     """What the driver will run next, for an attempt that is overtaken."""
     assert driver.head.position is not None
     end = {"taken": driver.head.position["taken"] + BATCH}
-    return driver._plan(Proposal(end=end), driver.head.version + 1)
+    return driver._plan(Proposal(end=end), driver.head.version + 1, silent=None)
 
 
 def attempt_of(machine: Machine, job: Job) -> Callable[[], Any]:
