@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -179,9 +180,10 @@ def main() -> None:
     from holdfast.runtime.jvm import command_for
     from holdfast.runtime.session import settings_for
 
-    for only_plans in (True, False):
-        command = command_for(settings_for("", "local[2]", False, Path()), only_plans=only_plans)
-        archive = ClassArchive.of(command)
-        if archive is not None and not archive.path.exists():
-            print("preparing the JVM, once (half a minute)", flush=True)
-            archive.make_now()
+    commands = [command_for(settings_for("", "local[2]", False, Path()), only_plans=quick) for quick in (True, False)]
+    found = [ClassArchive.of(command) for command in commands]
+    missing = [archive for archive in found if archive is not None and not archive.path.exists()]
+    if missing:
+        print("preparing the JVM, once (half a minute)", flush=True)
+        with ThreadPoolExecutor(len(missing)) as both:
+            list(both.map(ClassArchive.make_now, missing))
