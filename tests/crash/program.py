@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Application, State, StreamingDataFrame
+from holdfast.runtime.session import build_session
 
 NAME = "orders"
 SCHEMA = "n bigint, user string, amount bigint"
@@ -110,8 +111,8 @@ def dying_at(n: int, claim: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
 # -- where everything is ---------------------------------------------------------------------------------------------------
 
 
-def application(home: Path) -> Application:
-    return Application(NAME, state_dir=home, partitions=2, max_batch_rows=BATCH, loglevel="WARNING")
+def application(home: Path, spark: Any = None) -> Application:
+    return Application(NAME, spark=spark, state_dir=home, partitions=2, max_batch_rows=BATCH, loglevel="WARNING")
 
 
 def inbox(home: Path) -> Path:
@@ -141,10 +142,11 @@ def main() -> None:
     arguments.add_argument("--stages", action="store_true")
     arguments.add_argument("--worker-dies-at", type=int)
     given = arguments.parse_args()
-    app = application(given.home)
-    if given.files:
+    if given.files:  # in a JVM that does not compile for later: it lives for a few batches
+        app = application(given.home, build_session(NAME, warehouse=given.home / "warehouse", only_plans=True))
         source: Any = app.from_files(inbox(given.home), format="json", schema=SCHEMA, key="user", files_per_batch=1)
     else:
+        app = application(given.home)
         source = app.from_iterable(lambda: orders(given.orders), key="user")
     totals = app.dataframe(source).apply(running_total, stateful=True).to_table(str(table(given.home)))
     if given.stages:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Application, Persistence, State
+from holdfast.runtime.session import build_session
 
 COUNT, USERS, BATCH = 600, 7, 100
 SCHEMA = "n bigint, user string, amount bigint"
@@ -26,9 +27,10 @@ def running_total(order: dict[str, Any], state: State) -> dict[str, Any]:
     return {"n": order["n"], "user": order["user"], "total": total}
 
 
-def application(home: Path, url: str, options: dict[str, str]) -> Application:
+def application(home: Path, url: str, options: dict[str, str], spark: Any = None) -> Application:
     return Application(
         "orders",
+        spark=spark,
         persistence=Persistence(url, storage_options=options),
         state_dir=home / "state",
         partitions=2,
@@ -40,12 +42,15 @@ def application(home: Path, url: str, options: dict[str, str]) -> Application:
 def main() -> None:
     home = Path(sys.argv[1])
     given = json.loads(sys.stdin.readline())
-    app = application(home, given["url"], given["options"])
+    files = len(sys.argv) > 2
+    # What reads files runs in a JVM that does not compile for later: it lives for a few batches.
+    spark = build_session("orders", warehouse=home / "warehouse", only_plans=True) if files else None
+    app = application(home, given["url"], given["options"], spark)
     source: Any = app.from_iterable([order(n) for n in range(COUNT)], key="user")
-    if len(sys.argv) > 2:
+    if files:
         source = app.from_files(sys.argv[2], format="json", schema=SCHEMA, key="user", files_per_batch=1)
     app.dataframe(source).apply(running_total, stateful=True).to_table(str(home / "totals"))
-    app.run(available_now=len(sys.argv) > 2)
+    app.run(available_now=files)
 
 
 if __name__ == "__main__":
