@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -590,6 +591,8 @@ def test_a_damaged_slot_is_emptied(stores: LocalStores, tmp_path: Path, where: s
 def test_a_slot_that_a_compaction_finds_damaged_is_emptied_when_it_is_closed(
     stores: LocalStores, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Whoever writes while the compaction fails hears of it too."""
+
     def fill(store: Store, version: int) -> None:
         changes = [(b"d%d-%d" % (version, n), b"value" * 20) for n in range(200)]
         store.apply(changes, store.mark(), Mark(version, "attempt"))
@@ -603,7 +606,7 @@ def test_a_slot_that_a_compaction_finds_damaged_is_emptied_when_it_is_closed(
     table.write_bytes(content)
     emptied_at = None
     for version in range(3, 30):
-        with stores.open(INSTANCE, 0) as store:
+        with suppress(DamagedStore), stores.open(INSTANCE, 0) as store:
             if store.mark() == EMPTY:
                 emptied_at = version
                 break
