@@ -6,7 +6,7 @@
 
 PYTHON = .venv/bin/python
 PYTEST = $(PYTHON) -m pytest
-SUITES = @$(MAKE) --no-print-directory --output-sync=target
+SUITES = @$(MAKE) --no-print-directory
 
 .PHONY: demo demo-kafka test lint servers unit simulation integration crash cluster faults objects kafka soak bench clean
 
@@ -17,12 +17,10 @@ demo-kafka: .venv/kafka
 	@scripts/maven
 	@$(PYTHON) tests/kafka/broker.py examples/kafka_totals.py
 
-# Those that leave a core idle run beside each other.
+# What leaves a core idle runs beside something else that does.
 test: .venv/dev
-	$(SUITES) -j 2 servers lint unit
-	$(SUITES) simulation integration crash
-	$(SUITES) -j 3 cluster faults objects
-	$(SUITES) kafka
+	$(SUITES) -j 2 --output-sync=target servers lint unit
+	$(SUITES) simulation integration crash cluster faults objects kafka
 
 lint: .venv/dev
 	.venv/bin/ruff check .
@@ -51,10 +49,10 @@ cluster: .venv/dev
 	$(PYTEST) tests/cluster
 
 faults: .venv/dev
-	$(PYTEST) -n 2 --dist worksteal tests/faults
+	$(PYTEST) -n 3 --dist worksteal tests/faults
 
 objects: servers
-	$(PYTEST) -n 2 --dist worksteal tests/objects
+	$(PYTEST) -n 3 --dist worksteal tests/objects
 
 kafka: servers
 	$(PYTEST) -n 3 --dist loadfile tests/kafka --ignore=tests/kafka/crash
