@@ -9,15 +9,12 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
 import pyspark.daemon
-import pyspark.worker
 
-import holdfast.runtime.anchor
-import holdfast.stores.slots
-
-__all__ = ["holdfast", "pyspark"]
+WHAT_WORKERS_NEED: Final = ("pyspark.worker", "holdfast.runtime.anchor", "holdfast.stores.slots")
 
 
 class _Traceback:
@@ -30,6 +27,8 @@ class _Traceback:
 
 
 def main() -> None:
+    for module in WHAT_WORKERS_NEED:
+        import_module(module)
     daemon: Any = pyspark.daemon
     daemon.traceback = _Traceback
     gc.freeze()

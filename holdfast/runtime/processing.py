@@ -305,8 +305,8 @@ class Processing:
             documents.spill(self._scratch)
 
     def release(self) -> None:
-        """Let go of everything but what is `sent`. The states and the compiled steps refer to each other in circles, and to go
-        through all of them costs the garbage collector a tenth of the time that the records took."""
+        """Let go of everything but what is `sent`. States and compiled steps refer to each other in circles: the garbage collector
+        would have to go through all of them, after every task."""
         self._flows = []
         self._fires.clear()
         self._endings.clear()

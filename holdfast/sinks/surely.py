@@ -16,17 +16,15 @@ logger = logging.getLogger("holdfast")
 
 def surely(what: str, job: Callable[[], T], lost: type[Exception] = Exception) -> T:
     """What `job` returns; it is run again if it was lost with a worker or an executor, which `lost` says."""
-    for _ in range(TRIES - 1):
+    tries = 0
+    while True:
+        tries += 1
         try:
             return job()
         except HoldfastError:
             raise
         except lost as error:
+            if tries == TRIES:
+                raise JobFailed(f"the job to {what} was lost {TRIES} times; the last time: {error}") from error
             logger.warning("the job to %s was lost; running it again", what)
             logger.debug("lost with", exc_info=error)
-    try:
-        return job()
-    except HoldfastError:
-        raise
-    except lost as error:
-        raise JobFailed(f"the job to {what} was lost {TRIES} times; the last time: {error}") from error

@@ -102,8 +102,12 @@ def test_if_nothing_is_left_to_restore_from_the_error_says_what_is_missing() -> 
     assert lost[0] in str(caught.value)
 
 
-def test_a_snapshot_of_another_time_line_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
-    rig, other = Rig(every=4, keep=9), Rig(every=4, keep=9)
+@pytest.mark.parametrize(("theirs", "partition"), [(2, ""), (1, "partition 1: ")], ids=["history", "partitions"])
+def test_a_snapshot_of_another_time_line_is_not_taken(
+    theirs: int, partition: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if it has fewer partitions."""
+    rig, other = Rig(every=4, keep=9, partitions=2), Rig(every=4, keep=9, partitions=theirs)
     rig.run(4)
     other.run(6)
     for name in other.storage.names(paths.SNAPSHOTS) + other.storage.names(paths.SNAPSHOT_FILES):
@@ -112,7 +116,7 @@ def test_a_snapshot_of_another_time_line_is_not_taken(caplog: pytest.LogCaptureF
     rig.lose_disks()
     rig.run(1)
     rig.assert_exact()
-    assert "the snapshot of version 4 is not of this chain" in caplog.text
+    assert f"{partition}the snapshot of version 4 is not of this chain" in caplog.text
 
 
 def test_a_snapshot_from_before_a_clear_is_void() -> None:
@@ -122,19 +126,6 @@ def test_a_snapshot_from_before_a_clear_is_void() -> None:
     rig.lose_disks()
     rig.run(1)
     assert set(rig.counts().values()) == {1}
-
-
-def test_a_snapshot_with_fewer_partitions_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
-    rig, other = Rig(every=4, keep=9, partitions=2), Rig(every=4, keep=9, partitions=1)
-    rig.run(4)
-    other.run(6)
-    for name in other.storage.names(paths.SNAPSHOTS) + other.storage.names(paths.SNAPSHOT_FILES):
-        rig.storage.objects[name] = other.storage.objects[name]
-    rig.run(2)
-    rig.lose_disks()
-    rig.run(1)
-    rig.assert_exact()
-    assert "partition 1: the snapshot of version 4 is not of this chain" in caplog.text
 
 
 def test_what_was_fetched_for_a_way_that_was_left_is_removed(tmp_path: Path) -> None:
