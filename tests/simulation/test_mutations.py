@@ -7,7 +7,6 @@ test alone, since three uploads would have to meet in one schedule: an upload re
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -450,7 +449,6 @@ KINDS: dict[Patch, Kind] = {
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_the_simulation_catches(mutation: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a check or an error with a name: any other error is one of the mutation itself."""
-    logging.getLogger("holdfast").setLevel(logging.CRITICAL)
     kind = KINDS.get(mutation, ANY)
     mutation(monkeypatch)
     for seed in range(TRIES):

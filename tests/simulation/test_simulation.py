@@ -5,7 +5,6 @@ A failing schedule is run again with `simulate(seed)`: the seed is in the assert
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections import Counter
@@ -18,11 +17,6 @@ SLICES = 3
 SCHEDULES = 400
 """In each slice: so many show every fault."""
 FIRST_SEED = int(os.environ.get("HOLDFAST_SEED", "0"))
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("holdfast").setLevel(logging.CRITICAL)
 
 
 @pytest.mark.parametrize("number", range(SLICES))
