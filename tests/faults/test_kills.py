@@ -30,7 +30,8 @@ def go_on(home: Path) -> None:
     for half in halves(home):
         os.utime(half, (0, 0))
     elsewhere = Path(shutil.copytree(home, home.with_name("elsewhere")))
-    shutil.rmtree(elsewhere / NAME / "local")
+    if (elsewhere / NAME / "local").exists():  # unless it was killed at its first write
+        shutil.rmtree(elsewhere / NAME / "local")
     for place in (elsewhere, home):
         machine = Machine(place)
         newest = max(versions(machine.storage), default=0)
