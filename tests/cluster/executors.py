@@ -1,4 +1,4 @@
-"""The executors of a cluster whose hosts are all this machine, as a task sees them: its own, and others that it may kill."""
+"""The executors of a cluster whose hosts are all this machine, as a task sees them: to freeze its own, or to kill another one."""
 
 from __future__ import annotations
 
@@ -28,6 +28,26 @@ def kill_another(candidates: set[int]) -> int:
             raise TimeoutError(f"executor {victim} does not die")
         time.sleep(0.005)
     return victim
+
+
+def freeze_mine(until: Path) -> None:
+    """SIGSTOP this task's own executor, and wait for a file: the task has outlived its executor, and nobody can tell it so."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which it gets when the executor is ended
+    os.kill(mine(), signal.SIGSTOP)
+    limit = time.monotonic() + 2 * PATIENCE_S
+    while not until.exists():
+        if time.monotonic() > limit:
+            raise TimeoutError(f"{until} does not appear")
+        time.sleep(0.05)
+
+
+def is_first(claim: Path) -> bool:
+    """Whether nobody has called this before, of all tasks."""
+    try:
+        claim.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def is_alive(pid: int) -> bool:

@@ -41,18 +41,11 @@ def test_an_executor_that_dies_after_its_stage_leaves_one_truth_though_the_funct
         return {**order, "nonce": nonce}
 
     def add_up(order: dict[str, Any], state: State) -> dict[str, Any]:
-        if order["n"] // BATCH == KILLED_IN and is_first(tmp_path / "claim"):
+        if order["n"] // BATCH == KILLED_IN and executors.is_first(tmp_path / "claim"):
             killed.write_text(str(executors.kill_another({int(mark.name) for mark in marks.iterdir()})))
         state.set("sum", state.get("sum", 0) + order["n"])
         state.set(order["n"], order["nonce"])
         return order
-
-    def is_first(claim: Path) -> bool:
-        try:
-            claim.touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
 
     orders = [{"n": n, "user": f"u{n % USERS}", "lot": f"lot-{n % LOTS}"} for n in range(ROWS)]
     seen: list[dict[str, Any]] = []

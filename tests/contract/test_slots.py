@@ -58,7 +58,7 @@ def test_a_second_opener_takes_another_slot_and_does_not_block(stores: LocalStor
         advance(zombie, 2)
         before = time.monotonic()
         with stores.open(INSTANCE, 0) as newcomer:
-            assert time.monotonic() - before < 1.0
+            assert time.monotonic() - before < 10.0  # it would be for ever
             assert slot_of(newcomer) == "slot-1"
             advance(newcomer, 4)
             assert zombie.mark() == mark(2)
