@@ -22,15 +22,16 @@ import msgspec
 from holdfast.log.manifest import AttemptId
 from holdfast.pickling import dumps
 from holdfast.plan.program import Program
-from holdfast.plan.record import IMMUTABLE, Chunk, Headers, dicts
+from holdfast.plan.record import IMMUTABLE, Chunk, Headers
 from holdfast.runtime.job import Receipt
 from holdfast.sources.base import CHUNK
-from holdfast.state.keys import encode_key
+from holdfast.state.keys import decode_keys, encode_key
 
 _WITHOUT_REFERENCES = 2
 """The version of marshal that does not look for objects that it has met before: that takes half of the time."""
 
-_TEXT = frozenset((str,))
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
 _NO_POSITION = -1
 """Of what no record of the source has sent; less than any position."""
 
@@ -50,23 +51,26 @@ class Sending(Protocol):
 def sender(posts: Sequence[Post], current: Sending) -> Callable[[Any, Any], None]:
     """What sends a key and a value to that one of `posts` that owns the key. This is the hot path.
 
-    A value is kept as it is now: what a function does to it later changes nothing of what was sent.
+    A value becomes bytes at once, while the cache has it, and what a function does to it later changes nothing of what was sent.
     """
     partitions = len(posts)
 
     def send(key: Any, value: Any) -> None:
         route = b"s" + key.encode() if type(key) is str and key.isascii() else encode_key(key)
+        kind = type(value)
+        try:
+            if kind in IMMUTABLE or (
+                kind is dict
+                and IMMUTABLE.issuperset(map(type, value.values()))
+                and IMMUTABLE.issuperset(map(type, value))
+            ):
+                value = _encode(value)
+            else:
+                value = _Pickled(value)
+        except (OverflowError, UnicodeEncodeError):  # an int of more than 64 bits, a lone surrogate
+            value = _Pickled(value)
         post = posts[crc32(route) % partitions]  # as `partition_of`
-        if type(value) is dict:
-            content = value.values()
-            if not IMMUTABLE.issuperset(map(type, content)):
-                value = _pickled(value)
-            elif tuple(value) == post.fields and _TEXT.issuperset(map(type, value)):
-                post.extend((key, *content, current.timestamp, current.index))
-                return
-        elif type(value) not in IMMUTABLE:
-            value = _pickled(value)
-        post.put(key, value, current.timestamp, current.index)
+        post.extend((route, value, current.timestamp, current.index))
 
     return send
 
@@ -74,49 +78,29 @@ def sender(posts: Sequence[Post], current: Sending) -> Callable[[Any, Any], None
 class Post:
     """What some records have sent to one partition.
 
-    Of every record the key, the value, the timestamp and the index of the one that sent it, all in one list: columns are slices
-    of it, which costs half of what a list of tuples does. As long as all values are dicts of plain values under the same
-    names (`fields`), these lie there one by one in place of the dict, and travel as columns.
+    Of every record the encoded key, the value in bytes, the timestamp and the index of the one that sent it, all in one list:
+    columns are slices of it, which costs half of what a list of tuples does.
     """
 
-    __slots__ = ("extend", "fields", "flat")
+    __slots__ = ("extend", "flat")
 
     def __init__(self) -> None:
         self.flat: list[Any] = []
         self.extend = self.flat.extend
-        self.fields: tuple[str, ...] | None = None
-
-    def put(self, key: Any, value: Any, timestamp: int, index: int) -> None:
-        """Any value that `sender` lets through."""
-        if type(value) is dict:
-            if value and not self.flat and _TEXT.issuperset(map(type, value)):
-                self.fields = tuple(value)
-                self.extend((key, *value.values(), timestamp, index))
-                return
-            # Packed if marshal would refuse its keys, or make bytes of them.
-            value = value.copy() if IMMUTABLE.issuperset(map(type, value)) else _pickled(value)
-        self._loosen()
-        self.extend((key, value, timestamp, index))
 
     def take_back(self, index: int) -> None:
         """What the last record has sent, if it is the one of this index."""
         while self.flat and self.flat[-1] == index:
-            del self.flat[-self._width :]
+            del self.flat[-4:]
 
     def sealed(self, chunk: Chunk | None, partition: int, *, keeps_raw: bool) -> bytes:
         """All of it, for `Letters.opened`; the post is empty then. `chunk` is where the records come from; None: from timers and
-        the like, of this partition.
-
-        At once, and not when it is sent: what has become bytes leaves its memory to the next records, while the cache has it.
-        """
-        keys, *columns, timestamps, indices = self._columns()
-        fields, packed = self.fields, []
-        values: list[Any] = columns
-        if fields is None:
-            (values,) = columns
-            packed = [place for place, value in enumerate(values) if type(value) is _Packed]
-            for place in packed:
-                values[place] = values[place].data
+        the like, of this partition."""
+        routes, values, timestamps, indices = (self.flat[start::4] for start in range(4))
+        self.flat.clear()
+        pickled = [place for place, value in enumerate(values) if type(value) is _Pickled]
+        for place in pickled:
+            values[place] = values[place].data
 
         def of_senders(column: Sequence[Any]) -> list[Any]:
             return list(map(column.__getitem__, indices))
@@ -124,7 +108,7 @@ class Post:
         partitions: int | bytes = partition
         headers = raw = None
         if chunk is None:
-            positions = [_NO_POSITION] * len(keys)
+            positions = [_NO_POSITION] * len(routes)
         else:
             positions = of_senders(chunk.positions)
             if chunk.partitions is not None:
@@ -133,37 +117,15 @@ class Post:
                 headers = of_senders(chunk.headers)
             if chunk.raw is not None and keeps_raw:
                 raw = [(one.key(), one.value()) for one in of_senders(chunk.raw)]
-        everything = (keys, values, fields, packed, _numbers(timestamps), partitions, _numbers(positions), headers, raw)
+        everything = (routes, values, pickled, _numbers(timestamps), partitions, _numbers(positions), headers, raw)
         return marshal.dumps(everything, _WITHOUT_REFERENCES)
-
-    @property
-    def _width(self) -> int:
-        return 4 if self.fields is None else 3 + len(self.fields)
-
-    def _columns(self) -> list[list[Any]]:
-        width = self._width
-        columns = [self.flat[start::width] for start in range(width)]
-        self.flat.clear()
-        return columns
-
-    def _loosen(self) -> None:
-        """From now on the list holds values as they are."""
-        if self.fields is None:
-            return
-        keys, *values, timestamps, indices = self._columns()
-        again = dicts(dict(zip(self.fields, values, strict=True)), len(keys))
-        self.fields = None
-        for record in zip(keys, again, timestamps, indices, strict=True):
-            self.extend(record)
 
 
 class Letters(msgspec.Struct):
-    """Records that have arrived, column by column, in their order.
+    """Records that have arrived, column by column, in their order."""
 
-    They travel as one piece, which costs a third of what they cost one by one.
-    """
-
-    keys: list[Any]
+    routes: list[bytes]
+    """Their encoded keys."""
     values: list[Any]
     timestamps: list[int]
     headers: list[Headers | None] | None
@@ -175,23 +137,26 @@ class Letters(msgspec.Struct):
 
     @classmethod
     def opened(cls, data: bytes) -> Letters:
-        keys, values, fields, packed, timestamps, partitions, positions, headers, raw = marshal.loads(data)
-        if fields is not None:
-            values = dicts(dict(zip(fields, values, strict=True)), len(keys))
-        for place in packed:
-            values[place] = pickle.loads(values[place])
-        senders = [partitions] * len(keys) if type(partitions) is int else array("q", partitions).tolist()
+        routes, packed, pickled, timestamps, partitions, positions, headers, raw = marshal.loads(data)
+        if pickled:
+            decoders = dict.fromkeys(pickled, pickle.loads)
+            values = [decoders.get(place, _decode)(value) for place, value in enumerate(packed)]
+        else:
+            values = list(map(_decode, packed))
+        senders = [partitions] * len(routes) if type(partitions) is int else array("q", partitions).tolist()
         times, places = array("q", timestamps).tolist(), array("q", positions).tolist()
-        return cls(keys, values, times, headers, senders, places, raw)
+        return cls(routes, values, times, headers, senders, places, raw)
 
     def chunks(self, *, is_quiet: bool, origin: int) -> Iterator[Chunk]:
-        for start in range(0, len(self.keys), CHUNK):
+        for start in range(0, len(self.routes), CHUNK):
             end = start + CHUNK
+            routes: list[Any] = self.routes[start:end]
             yield Chunk(
-                keys=self.keys[start:end],
+                keys=decode_keys(routes),
                 values=self.values[start:end],
                 timestamps=self.timestamps[start:end],  # type: ignore[arg-type]
                 positions=self.positions[start:end],
+                routes=routes,
                 headers=None if self.headers is None else self.headers[start:end],
                 partitions=self.partitions[start:end],
                 raw=None if self.raw is None else [_Raw(*one) for one in self.raw[start:end]],
@@ -213,12 +178,12 @@ def in_order(several: Iterable[Letters]) -> Letters:
     order = order[without:] + order[:without]
 
     def column(name: str) -> list[Any]:
-        values = [value for letters in parts for value in getattr(letters, name) or [None] * len(letters.keys)]
+        values = [value for letters in parts for value in getattr(letters, name) or [None] * len(letters.routes)]
         return [values[index] for index in order]
 
     raw = column("raw")
     return Letters(
-        keys=column("keys"),
+        routes=column("routes"),
         values=column("values"),
         timestamps=column("timestamps"),
         headers=column("headers"),
@@ -228,20 +193,16 @@ def in_order(several: Iterable[Letters]) -> Letters:
     )
 
 
-class _Packed:
+class _Pickled:
     """A value that is more than a dict of plain ones."""
 
     __slots__ = ("data",)
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-
-def _pickled(value: Any) -> _Packed:
-    try:
-        return _Packed(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return _Packed(dumps(value))  # knows instances of classes that pickle cannot name
+    def __init__(self, value: Any) -> None:
+        try:
+            self.data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            self.data = dumps(value)  # knows instances of classes that pickle cannot name
 
 
 class Parcel(msgspec.Struct, frozen=True):

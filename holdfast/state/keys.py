@@ -16,6 +16,7 @@ from typing import Any
 
 from holdfast.errors import MissingKey, UnsupportedKey
 
+_TEXT = frozenset((str,))
 _FLOAT = struct.Struct(">d")
 _LENGTH = struct.Struct(">I")
 
@@ -50,7 +51,7 @@ def encode_key(key: Any) -> bytes:
 
 def encode_keys(keys: list[Any]) -> list[bytes | None]:
     """The bytes of many keys, None for None; quick where all are str, as they mostly are."""
-    if all(type(key) is str for key in keys):
+    if _TEXT.issuperset(map(type, keys)):
         try:
             return [b"s" + key.encode() for key in keys]
         except UnicodeEncodeError:
@@ -77,6 +78,13 @@ def decode_key(data: bytes) -> Any:
         parts.append(decode_key(body[4 : 4 + length]))
         body = body[4 + length :]
     return tuple(parts)
+
+
+def decode_keys(encoded: list[bytes]) -> list[Any]:
+    """What `encode_key` was given many times; quick where all were str."""
+    if {data[0] for data in encoded} <= {ord("s")}:
+        return [data[1:].decode() for data in encoded]
+    return list(map(decode_key, encoded))
 
 
 def partition_of(encoded: bytes, partitions: int) -> int:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import MissingKey, UnsupportedKey
-from holdfast.state.keys import decode_key, encode_key, partition_of
+from holdfast.state.keys import decode_key, decode_keys, encode_key, partition_of
 
 plain = st.text() | st.binary() | st.integers() | st.booleans() | st.floats(allow_nan=False)
 keys = st.recursive(plain, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=6)
@@ -27,6 +27,11 @@ def exactly(key: Any) -> Any:
 @given(keys)
 def test_a_key_comes_back_from_its_bytes(key: Any) -> None:
     assert exactly(decode_key(encode_key(key))) == exactly(key)
+
+
+@given(st.lists(keys) | st.lists(st.text()))
+def test_many_keys_come_back_from_their_bytes(many: list[Any]) -> None:
+    assert exactly(tuple(decode_keys(list(map(encode_key, many))))) == exactly(tuple(many))
 
 
 @given(keys, keys)
