@@ -58,15 +58,11 @@ def sender(posts: Sequence[Post], current: Sending) -> Callable[[Any, Any], None
     def send(key: Any, value: Any) -> None:
         route = b"s" + key.encode() if type(key) is str and key.isascii() else encode_key(key)
         kind = type(value)
+        is_plain = kind in IMMUTABLE or (
+            kind is dict and IMMUTABLE.issuperset(map(type, value.values())) and IMMUTABLE.issuperset(map(type, value))
+        )
         try:
-            if kind in IMMUTABLE or (
-                kind is dict
-                and IMMUTABLE.issuperset(map(type, value.values()))
-                and IMMUTABLE.issuperset(map(type, value))
-            ):
-                value = _encode(value)
-            else:
-                value = _Pickled(value)
+            value = _encode(value) if is_plain else _Pickled(value)
         except (OverflowError, UnicodeEncodeError):  # an int of more than 64 bits, a lone surrogate
             value = _Pickled(value)
         post = posts[crc32(route) % partitions]  # as `partition_of`
